@@ -1,0 +1,11 @@
+// One include for Catch2 2.13 (Debian 12) and 3 (Ubuntu 24.04).
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+using Catch::Approx;
+using Catch::Matchers::ContainsSubstring;
+#else
+#include <catch2/catch.hpp>
+inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
+#endif
