@@ -1,6 +1,7 @@
 #include "potato/core/allocations.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <new>
 
