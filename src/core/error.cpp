@@ -19,8 +19,7 @@ std::string join(const std::vector<std::string>& problems) {
 
 }  // namespace
 
-Error::Error(const std::string& message, std::source_location place)
-    : std::runtime_error(with_place(message, place)) {}
+Error::Error(const std::string& message, std::source_location place) : std::runtime_error(with_place(message, place)) {}
 
 ConfigError::ConfigError(std::vector<std::string> problems)
     : std::runtime_error(join(problems)), problems_(std::move(problems)) {}

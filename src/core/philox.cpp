@@ -12,6 +12,9 @@ namespace potato {
 
 namespace {
 
+// Lanes of a block and of its twin give the two integers that a normal needs; no sample number reaches this bit.
+constexpr std::uint32_t normal_twin_bit = 0x00800000U;
+
 // ln(x) for x in (0, 1]: x = m · 2^e with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh((m − 1) / (m + 1)) by its series.
 double portable_log(double x) {
   const auto bits = std::bit_cast<std::uint64_t>(x);
@@ -70,14 +73,29 @@ double normal_from_u32(std::uint32_t a, std::uint32_t b) {
   return std::sqrt(-2 * portable_log(u)) * portable_cos_turn(uniform_from_u32(b));
 }
 
+template <typename T>
+void normal_row(PhiloxKey key, std::uint64_t row, std::uint64_t first_column, std::int64_t count, double std_dev,
+                T* values) {
+  for (std::int64_t i = 0; i < count;) {
+    const std::uint64_t column = first_column + static_cast<std::uint64_t>(i);
+    const PhiloxBlock counter = philox_counter(RandomDomain::init, row >> 32, static_cast<std::uint32_t>(row), column);
+    PhiloxBlock twin = counter;
+    twin[3] |= normal_twin_bit;
+    const PhiloxBlock a = philox4x32(counter, key);
+    const PhiloxBlock b = philox4x32(twin, key);
+    for (std::size_t lane = column & 3; lane < 4 && i < count; ++lane, ++i) {
+      values[i] = static_cast<T>(std_dev * normal_from_u32(a[lane], b[lane]));
+    }
+  }
+}
+
+template void normal_row(PhiloxKey, std::uint64_t, std::uint64_t, std::int64_t, double, float*);
+template void normal_row(PhiloxKey, std::uint64_t, std::uint64_t, std::int64_t, double, double*);
+
 double normal_at(PhiloxKey key, std::uint64_t row, std::uint64_t column) {
-  // Two blocks' worth of lanes: lanes of the block and of its twin in the next domain bit give (a, b).
-  const PhiloxBlock counter =
-      philox_counter(RandomDomain::init, row >> 32, static_cast<std::uint32_t>(row), column);
-  PhiloxBlock twin = counter;
-  twin[3] |= 0x00800000U;
-  const auto lane = static_cast<std::size_t>(column & 3);
-  return normal_from_u32(philox4x32(counter, key)[lane], philox4x32(twin, key)[lane]);
+  double value = 0;
+  normal_row(key, row, column, 1, 1.0, &value);
+  return value;
 }
 
 std::uint32_t dropout_threshold(double p) {
@@ -95,10 +113,10 @@ std::uint64_t permuted_index(PhiloxKey key, std::uint64_t epoch, std::uint64_t i
     std::uint64_t left = value >> half_bits;
     std::uint64_t right = value & mask;
     for (std::uint32_t round = 0; round < 6; ++round) {
-      const PhiloxBlock block = philox4x32(
-          {static_cast<std::uint32_t>(right), round, static_cast<std::uint32_t>(epoch),
-           (static_cast<std::uint32_t>(RandomDomain::order) << 24) | static_cast<std::uint32_t>((epoch >> 32) & 0xFFFFFF)},
-          key);
+      const PhiloxBlock block = philox4x32({static_cast<std::uint32_t>(right), round, static_cast<std::uint32_t>(epoch),
+                                            (static_cast<std::uint32_t>(RandomDomain::order) << 24) |
+                                                static_cast<std::uint32_t>((epoch >> 32) & 0xFFFFFF)},
+                                           key);
       const std::uint64_t next = left ^ (block[0] & mask);
       left = right;
       right = next;

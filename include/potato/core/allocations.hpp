@@ -1,6 +1,6 @@
 // Counts calls of operator new, so that a run can prove that it allocates nothing after its first step.
 //
-// The program (and any test that asks) links the replacement in src/core/allocations.cpp. Calls made while the thread
+// The program (and any test that asks) links the replacement in src/core/counting_new.cpp. Calls made while the thread
 // is inside a LibraryScope are the library's own and are counted apart.
 #pragma once
 
@@ -14,6 +14,9 @@ struct AllocationCounts {
 };
 
 AllocationCounts allocation_counts() noexcept;
+
+// Called by the replaced operator new.
+void count_allocation() noexcept;
 
 // Marks that this thread runs a library's code (MPI, oneDNN, HDF5) until the end of the scope. Nests.
 class LibraryScope {

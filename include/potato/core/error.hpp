@@ -48,9 +48,8 @@ class IoError : public Error {
 }  // namespace potato
 
 // Checks an internal invariant in every build type: PC_CHECK(a == b, "a = ", a, ", b = ", b).
-#define PC_CHECK(condition, ...)                                                                               \
-  do {                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                             \
-      ::potato::fail_check(#condition, ::potato::cat("" __VA_OPT__(, ) __VA_ARGS__),                           \
-                           std::source_location::current());                                                   \
+#define PC_CHECK(condition, ...)                                                                                       \
+  do {                                                                                                                 \
+    if (!(condition)) [[unlikely]]                                                                                     \
+      ::potato::fail_check(#condition, ::potato::cat("" __VA_OPT__(, ) __VA_ARGS__), std::source_location::current()); \
   } while (false)

@@ -6,7 +6,8 @@
 // the seed make the key; the logical coordinates make the counter:
 //   word 0: channel / 4      word 1: position      word 2: sample, low 32 bits
 //   word 3: domain << 24 | sample, high 24 bits
-// and the lane is channel % 4 whatever the alignment of a shard. Attention dropout uses channel = head·T + key position.
+// and the lane is channel % 4 whatever the alignment of a shard. Attention dropout uses channel = head·T + key
+// position.
 #pragma once
 
 #include <array>
@@ -68,6 +69,11 @@ double normal_from_u32(std::uint32_t a, std::uint32_t b);
 
 // Standard normal of element (row, column) of the tensor that `key` belongs to.
 double normal_at(PhiloxKey key, std::uint64_t row, std::uint64_t column);
+
+// values[i] = std · normal_at(key, row, first_column + i), rounded once. T is float or double.
+template <typename T>
+void normal_row(PhiloxKey key, std::uint64_t row, std::uint64_t first_column, std::int64_t count, double std_dev,
+                T* values);
 
 // Dropout keeps an element where its 32-bit integer is >= this threshold; p in [0, 1).
 std::uint32_t dropout_threshold(double p);

@@ -1,0 +1,51 @@
+// The data × tensor × pipeline grid of ranks. Rank order: tensor varies fastest, then data, then pipeline, so that a
+// tensor group's ranks are neighbours.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "potato/comm/communicator.hpp"
+#include "potato/config/config.hpp"
+
+namespace potato {
+
+struct GridCoordinates {
+  int data = 0;
+  int tensor = 0;
+  int pipeline = 0;
+
+  friend bool operator==(const GridCoordinates&, const GridCoordinates&) = default;
+};
+
+GridCoordinates grid_coordinates(const GridShape& shape, int world_rank);
+int grid_rank(const GridShape& shape, const GridCoordinates& coordinates);
+// World ranks of the group of `world_rank` along an axis, in group order. For `embedding`: first and last stage of its
+// pipeline (one rank when there is one stage), or only itself on stages between.
+std::vector<int> grid_group(const GridShape& shape, int world_rank, Axis axis);
+
+// One communicator for each axis. `tensor` and `pipeline` belong to the compute stream, `data`, `embedding` and `world`
+// to the communication stream.
+struct GridCommunicators {
+  GridShape shape;
+  GridCoordinates at;
+  std::unique_ptr<Communicator> tensor;
+  std::unique_ptr<Communicator> data;
+  std::unique_ptr<Communicator> pipeline;
+  std::unique_ptr<Communicator> embedding;
+  std::unique_ptr<Communicator> world;
+
+  bool is_first_stage() const noexcept { return at.pipeline == 0; }
+  bool is_last_stage() const noexcept { return at.pipeline == shape.pipeline - 1; }
+};
+
+// Collective over `comm`, whose ranks are the grid's world ranks.
+GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape);
+// Stands for rank `world_rank` of any grid; needs no MPI.
+GridCommunicators make_dry_communicators(const GridShape& shape, int world_rank);
+
+}  // namespace potato

@@ -1,0 +1,174 @@
+// What a run can be told: typed structs for every [section], the INI file and command line that fill them, and the
+// checks between keys. Knows nothing of devices or MPI; nothing here is collective.
+//
+// One table of keys (src/config/keys.cpp) drives parsing, --help, docs/configuration.md and the INI writer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace potato {
+
+enum class DeviceChoice { automatic, cpu, cuda };                 // "auto", "cpu", "cuda"
+enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };  // "gpipe", "1f1b", "interleaved"
+enum class Recompute { none, selective, full };                   // spelt alike
+enum class LearningRateSchedule { constant, linear, cosine };     // spelt alike
+enum class Precision { fp32, fp64 };                              // spelt alike
+
+struct RunConfig {
+  DeviceChoice device = DeviceChoice::automatic;
+  std::int64_t threads = 0;  // CPU threads a rank; 0: cores of the affinity mask / local ranks, at least 1
+  std::int64_t seed = 1234;
+  std::string dir = "run";
+  bool deterministic = true;
+  double abort_timeout_s = 30;
+  std::int64_t debug_stream_delay_us = 0;  // tests: each task of a CPU stream waits a random time up to this
+};
+
+struct ModelConfig {
+  std::string family = "gpt2";
+  std::int64_t num_layers = 4;
+  std::int64_t hidden_size = 256;
+  std::int64_t num_heads = 8;
+  std::int64_t ffn_hidden_size = 0;          // 0: 4 * hidden_size (resolved by load_config)
+  std::int64_t max_position_embeddings = 0;  // 0: train.sequence_length (resolved by load_config)
+  std::int64_t vocab_size = 0;               // 0: the tokenizer's (stays 0 here)
+  double dropout = 0;
+  bool tie_embeddings = true;
+};
+
+struct ParallelConfig {
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  bool sequence = false;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::int64_t virtual_chunks = 1;
+  std::int64_t bucket_size = 25'000'000;  // elements of a data-parallel gradient bucket
+  bool overlap_grad_reduce = true;
+};
+
+struct DataConfig {
+  std::string path;  // text files (comma separated, globs), or llm.c's or nanoGPT's .bin
+  std::string tokenizer = "bytes";
+  std::string cache_dir;  // "": run.dir + "/cache" (resolved by load_config)
+  double validation_fraction = 0.02;
+};
+
+struct TrainConfig {
+  std::int64_t steps = 1000;
+  std::int64_t sequence_length = 256;   // tokens
+  std::int64_t global_batch_size = 32;  // sequences a step, over all data ranks
+  std::int64_t micro_batch_size = 8;    // sequences of one forward pass of one data rank
+  Recompute recompute = Recompute::none;
+  std::int64_t loss_chunk_tokens = 0;  // 0: the loss takes all rows at once; else chunks of so many tokens
+};
+
+struct OptimizerConfig {
+  double learning_rate = 1e-3;
+  double min_learning_rate = 0;
+  std::int64_t warmup_steps = 0;
+  LearningRateSchedule schedule = LearningRateSchedule::cosine;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double gradient_clipping = 1.0;  // limit of the global gradient norm; 0: off
+};
+
+struct PrecisionConfig {
+  Precision dtype = Precision::fp32;
+};
+
+struct CheckpointConfig {
+  std::int64_t every_steps = 0;  // 0: only at the end
+  bool at_end = true;
+  std::string resume = "none";  // "none", "latest" or a path
+};
+
+struct LogConfig {
+  std::int64_t steps_per_print = 10;
+  std::string metrics;  // "": no metrics file
+  bool wall_clock_breakdown = false;
+};
+
+struct EvalConfig {
+  std::int64_t every_steps = 0;    // 0: only at the end
+  std::int64_t batches = 20;       // global batches of a periodic evaluation
+  std::int64_t final_batches = 0;  // global batches of the last evaluation; 0: the whole validation split
+};
+
+struct SampleConfig {
+  std::int64_t tokens = 256;  // 0: no sample at the end
+  std::string prompt = "\n";
+  double temperature = 0.8;
+  std::int64_t top_k = 0;  // 0: all tokens
+  std::int64_t seed = 1;
+};
+
+struct Config {
+  RunConfig run;
+  ModelConfig model;
+  ParallelConfig parallel;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  PrecisionConfig precision;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+  EvalConfig eval;
+  SampleConfig sample;
+};
+
+// ("section.key", value) pairs of the command line, in order; of a key given twice the last one counts.
+using ConfigOverrides = std::vector<std::pair<std::string, std::string>>;
+
+struct Invocation {
+  enum class Action { run, help, version, print_config, print_reference };
+  Action action = Action::run;
+  std::string config_path;
+  ConfigOverrides overrides;
+};
+
+// Reads `potatochat CONFIG.ini [--section.key=value | --section.key value]... [--print-config] [--help] [--version]
+// [--config-reference]`. Throws ConfigError with the usage line where the line makes no sense; keys and values are
+// looked at by load_config.
+Invocation parse_command_line(int argc, const char* const* argv);
+
+// Reads the INI file, then the overrides, then resolves the defaults that depend on other keys. Throws one ConfigError
+// that holds every mistake: its file and line (or "command line"), key, value, and what would be valid.
+Config load_config(const std::string& path, const ConfigOverrides& overrides = {});
+
+// The whole configuration as an INI file that load_config reads back to the same values, bit for bit.
+std::string to_ini(const Config& config);
+
+// Texts of --help and of docs/configuration.md.
+std::string help_text();
+std::string reference_markdown();
+
+// Ranks along each axis of the process grid.
+struct GridShape {
+  std::int64_t data = 1;
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+};
+
+// Everything about `config` that cannot work on `num_ranks` ranks, one sentence a problem; empty if all is well.
+std::vector<std::string> check_config(const Config& config, std::int64_t num_ranks);
+
+// The grid of `num_ranks` ranks: data = num_ranks / (tensor * pipeline). Throws ConfigError with all that check_config
+// finds.
+GridShape derive_grid(const Config& config, std::int64_t num_ranks);
+
+// Micro-batches of a step on each data rank: global_batch_size / (micro_batch_size * data).
+std::int64_t num_micro_batches(const Config& config, const GridShape& grid);
+
+// The text of an enumeration's value, as the INI file spells it.
+std::string to_text(DeviceChoice value);
+std::string to_text(PipelineSchedule value);
+std::string to_text(Recompute value);
+std::string to_text(LearningRateSchedule value);
+std::string to_text(Precision value);
+
+}  // namespace potato

@@ -1,0 +1,26 @@
+// AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+#pragma once
+
+#include "potato/device/stream.hpp"
+#include "potato/tensor/tensor.hpp"
+
+namespace potato {
+
+struct AdamWStep {
+  double learning_rate = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0;  // 0 for tensors without decay
+  std::int64_t step = 1;    // 1 for the first update: bias corrections 1 − beta^step
+  double max_norm = 0;      // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+};
+
+// One pass over flat memory: weight, exp_avg, exp_avg_sq are updated from gradient (all [N], one dtype).
+//   g = gradient · clip; m = b1·m + (1 − b1)·g; v = b2·v + (1 − b2)·g²;
+//   w = w·(1 − lr·wd) − lr · (m / (1 − b1^t)) / (sqrt(v / (1 − b2^t)) + eps)
+// squared_norm [1] fp64 is read on the stream; it is the squared global norm of all gradients.
+void adamw(TensorView weight, ConstTensorView gradient, TensorView exp_avg, TensorView exp_avg_sq,
+           ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream);
+
+}  // namespace potato

@@ -1,0 +1,37 @@
+// Scaled dot-product attention, blocked so that [T, T] never exists for more than one head and one block of queries a
+// thread (Dao et al., FlashAttention, arXiv 2205.14135; Rabe and Staats, arXiv 2112.05682).
+//
+// Shape letters: B batch, T sequence, H query heads here, K key/value heads here (H % K == 0), D width of a head.
+#pragma once
+
+#include "potato/device/stream.hpp"
+#include "potato/kernels/tokens.hpp"
+#include "potato/tensor/tensor.hpp"
+
+namespace potato {
+
+struct AttentionShape {
+  std::int64_t batch = 0;         // B
+  std::int64_t sequence = 0;      // T
+  std::int64_t num_heads = 0;     // H, of this rank
+  std::int64_t num_kv_heads = 0;  // K, of this rank
+  std::int64_t head_dim = 0;      // D
+  bool causal = true;
+  double scale = 0;             // of q·k, usually 1 / sqrt(D)
+  std::int64_t first_head = 0;  // global number of this rank's first head, for dropout
+};
+
+// qkv [B·T, (H + 2K)·D]: per row the queries of all heads, then the keys, then the values.
+// y [B·T, H·D]; lse [B, H, T]: log of the sum of exponentials of the scaled scores, kept for backward.
+// Dropout on the probabilities: mask at (sample, query position, channel = global head · T + key position).
+// A head's result depends on nothing but its own rows: the same on any grid and for any number of threads.
+void attention_forward(ConstTensorView qkv, TensorView y, TensorView lse, const AttentionShape& shape, Dropout dropout,
+                       TokenRows rows, Stream& stream);
+
+// dqkv [B·T, (H + 2K)·D] is overwritten. y and lse are forward's; dy [B·T, H·D].
+// scratch [B, H, T] holds the row sums of dy · y.
+void attention_backward(ConstTensorView dy, ConstTensorView qkv, ConstTensorView y, ConstTensorView lse,
+                        TensorView dqkv, TensorView scratch, const AttentionShape& shape, Dropout dropout,
+                        TokenRows rows, Stream& stream);
+
+}  // namespace potato

@@ -1,0 +1,96 @@
+#include "potato/comm/communicator.hpp"
+
+#include "potato/kernels/elementwise.hpp"
+
+namespace potato {
+
+std::string_view axis_name(Axis axis) {
+  switch (axis) {
+    case Axis::world:
+      return "world";
+    case Axis::data:
+      return "data";
+    case Axis::tensor:
+      return "tensor";
+    case Axis::pipeline:
+      return "pipeline";
+    case Axis::embedding:
+      return "embedding";
+  }
+  return "unknown";
+}
+
+void Communicator::all_reduce(TensorView x, ReduceOp op, Stream& stream) {
+  if (num_ranks_ == 1 || x.num_elems() == 0) return;
+  account(static_cast<double>(x.num_bytes()));
+  do_all_reduce(x, op, stream);
+}
+
+void Communicator::all_gather(ConstTensorView shard, TensorView full, Stream& stream) {
+  PC_CHECK(shard.dtype == full.dtype && shard.num_elems() * num_ranks_ == full.num_elems(), axis_name(axis_), ": ",
+           shard.shape, " times ", num_ranks_, " is not ", full.shape);
+  if (full.num_elems() == 0) return;
+  if (num_ranks_ == 1) {
+    copy(shard, full, stream);
+    return;
+  }
+  account(static_cast<double>(full.num_bytes()));
+  do_all_gather(shard, full, stream);
+}
+
+void Communicator::reduce_scatter(ConstTensorView full, TensorView shard, Stream& stream) {
+  PC_CHECK(shard.dtype == full.dtype && shard.num_elems() * num_ranks_ == full.num_elems(), axis_name(axis_), ": ",
+           shard.shape, " times ", num_ranks_, " is not ", full.shape);
+  if (full.num_elems() == 0) return;
+  if (num_ranks_ == 1) {
+    copy(full, shard, stream);
+    return;
+  }
+  account(static_cast<double>(full.num_bytes()));
+  do_reduce_scatter(full, shard, stream);
+}
+
+void Communicator::broadcast(TensorView x, int root, Stream& stream) {
+  if (num_ranks_ == 1 || x.num_elems() == 0) return;
+  account(static_cast<double>(x.num_bytes()));
+  do_broadcast(x, root, stream);
+}
+
+void Communicator::send(ConstTensorView x, int peer, int tag, Transfer& transfer, Stream& stream) {
+  PC_CHECK(peer >= 0 && peer < num_ranks_, "peer ", peer, " of ", num_ranks_);
+  account(static_cast<double>(x.num_bytes()));
+  do_send(x, peer, tag, transfer, stream);
+}
+
+void Communicator::receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream) {
+  PC_CHECK(peer >= 0 && peer < num_ranks_, "peer ", peer, " of ", num_ranks_);
+  do_receive(x, peer, tag, transfer, stream);
+}
+
+void Communicator::wait(Transfer& transfer, Stream& stream) { do_wait(transfer, stream); }
+
+namespace {
+
+// Counts, moves nothing.
+class DryCommunicator final : public Communicator {
+ public:
+  DryCommunicator(Axis axis, int rank, int num_ranks) : Communicator(axis, rank, num_ranks) {}
+  std::string_view transport() const override { return "dry"; }
+
+ private:
+  void do_all_reduce(TensorView, ReduceOp, Stream&) override {}
+  void do_all_gather(ConstTensorView, TensorView, Stream&) override {}
+  void do_reduce_scatter(ConstTensorView, TensorView, Stream&) override {}
+  void do_broadcast(TensorView, int, Stream&) override {}
+  void do_send(ConstTensorView, int, int, Transfer&, Stream&) override {}
+  void do_receive(TensorView, int, int, Transfer&, Stream&) override {}
+  void do_wait(Transfer&, Stream&) override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_dry_communicator(Axis axis, int rank, int num_ranks) {
+  return std::make_unique<DryCommunicator>(axis, rank, num_ranks);
+}
+
+}  // namespace potato
