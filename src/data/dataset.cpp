@@ -68,7 +68,7 @@ Sources check_options(const DatasetOptions& options) {
 std::string with_commas(std::int64_t number) {
   std::string digits = std::to_string(number);
   for (auto at = static_cast<std::int64_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<std::size_t>(at), ",");
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
   }
   return digits;
 }
@@ -129,8 +129,8 @@ std::string Dataset::description() const {
   line(train_);
   if (validation_) {
     line(*validation_);
-    text +=
-        cat(" (every ", split_.validation_every_blocks, "th block of ", with_commas(split_.block_tokens), " tokens)");
+    text += cat(" (one of every ", split_.validation_every_blocks, " blocks of ", with_commas(split_.block_tokens),
+                " tokens)");
   } else {
     text += "\nvalidation: none";
   }

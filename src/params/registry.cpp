@@ -46,12 +46,15 @@ Parameter& ParameterRegistry::declare(ParameterSpec spec) {
   for (const auto& piece : spec.pieces) {
     PC_CHECK(piece.offset_elems + piece.num_elems() <= spec.shape.num_elems(), piece.name, " leaves ", spec.name);
   }
-  parameters_.push_back(Parameter{.spec = std::move(spec)});
-  return parameters_.back();
+  Parameter& parameter = parameters_.emplace_back();
+  parameter.spec = std::move(spec);
+  return parameter;
 }
 
 void ParameterRegistry::add_bucket(Sharing sharing, const std::vector<Parameter*>& members) {
-  Bucket bucket{.sharing = sharing, .begin_elems = num_flat_elems_};
+  Bucket bucket;
+  bucket.sharing = sharing;
+  bucket.begin_elems = num_flat_elems_;
   for (Parameter* parameter : members) {
     parameter->flat_offset_elems = num_flat_elems_;
     parameter->bucket = static_cast<int>(buckets_.size());

@@ -28,7 +28,7 @@ int grid_rank(const GridShape& shape, const GridCoordinates& coordinates);
 // pipeline (one rank when there is one stage), or only itself on stages between.
 std::vector<int> grid_group(const GridShape& shape, int world_rank, Axis axis);
 
-// One communicator for each axis. `tensor` and `pipeline` belong to the compute stream, `data`, `embedding` and `world`
+// One communicator for each axis. `tensor`, `pipeline` and `world` belong to the compute stream, `data` and `embedding`
 // to the communication stream.
 struct GridCommunicators {
   GridShape shape;

@@ -1,0 +1,44 @@
+// Sums gradients over the ranks that share a parameter, bucket by bucket, while backward still runs.
+#pragma once
+
+#include <deque>
+
+#include "potato/comm/process_grid.hpp"
+#include "potato/device/stream.hpp"
+#include "potato/params/registry.hpp"
+
+namespace potato {
+
+// Every bucket is summed over the data axis. The tied embedding's is also summed over first and last stage; replicated
+// parameters under sequence parallelism also over the tensor axis, since each tensor rank saw only its rows.
+class GradientReducer {
+ public:
+  // `communication` is the stream of the data and embedding communicators. Without overlap all buckets are reduced
+  // after the last backward pass, in the same order.
+  GradientReducer(ParameterRegistry& registry, const GridCommunicators& grid, Stream& compute, Stream& communication,
+                  bool sequence_parallel, bool overlap);
+
+  // Before the first pass of a step.
+  void begin_step(std::int64_t num_micro_batches);
+  // After the last pass was enqueued: the compute stream continues only with all sums in place.
+  void finish_step();
+
+ private:
+  void reduce(int bucket);
+
+  ParameterRegistry& registry_;
+  const GridCommunicators& grid_;
+  Stream& compute_;
+  Stream& communication_;
+  bool sequence_parallel_;
+  bool overlap_;
+  std::deque<Event> ready_;  // by bucket
+  Event done_;
+};
+
+// result [1] fp64 += squared norm of this rank's share of the reduced gradients, each logical element counted by
+// exactly one rank of the grid: owners, on data coordinate 0.
+void add_owned_squared_norm(const ParameterRegistry& registry, const GridCommunicators& grid, TensorView result,
+                            Stream& stream);
+
+}  // namespace potato

@@ -1,0 +1,80 @@
+// A training run from start table to final sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "potato/checkpoint/checkpoint.hpp"
+#include "potato/comm/host_group.hpp"
+#include "potato/comm/topology.hpp"
+#include "potato/config/config.hpp"
+#include "potato/data/dataset.hpp"
+#include "potato/train/engine.hpp"
+#include "potato/train/reporter.hpp"
+
+namespace potato {
+
+// What a run needs beside its configuration.
+struct RunContext {
+  std::string command_line;
+  bool quiet = false;  // tests: rank 0 prints nothing
+  // Called from any thread with an error that ends the job.
+  std::function<void(std::exception_ptr)> on_fatal;
+};
+
+// Collective over `world` throughout: every rank makes the same calls.
+class Trainer {
+ public:
+  // Checks everything, opens the data, plans memory, claims it, and loads the checkpoint that checkpoint.resume names.
+  // Throws the same ConfigError on all ranks for whatever the user can mend.
+  Trainer(const Config& config, const HostGroup& world, RunContext run);
+
+  // Steps up to train.steps, with evaluations and checkpoints on the way, the last of both and a sample at the end.
+  // Returns false where a checkpoint could not be saved.
+  bool run();
+
+  // Pieces of run(), for tests.
+  StepResult train_step();
+  double evaluate(std::int64_t max_batches);  // mean loss in nats
+  std::int64_t step() const noexcept { return step_; }
+  Engine& engine() noexcept { return *engine_; }
+  const Config& config() const noexcept { return config_; }
+  bool save();
+
+ private:
+  void check() const;
+  void open_data();
+  void make_engine();
+  void resume();
+  void print_start() const;
+  void print_end() const;
+  void fill_batch(int buffer, const SampleSource& source, std::int64_t first_sample) const;
+  std::int64_t count_targets(const SampleSource& source, std::int64_t first_sample) const;
+  void generate();
+  std::vector<TensorGroup> checkpoint_groups();
+  CheckpointInfo checkpoint_info() const;
+  std::string checkpoint_folder() const { return config_.run.dir + "/checkpoints"; }
+
+  Config config_;
+  const HostGroup& world_;
+  RunContext run_;
+  GridShape shape_;
+  Topology topology_;
+  std::unique_ptr<Dataset> data_;
+  OwnerBytes planned_{};
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Reporter> reporter_;
+  std::int64_t step_ = 0;            // updates done
+  std::int64_t next_sample_ = 0;     // global sample number of the next step's first sample
+  std::int64_t tokens_ = 0;          // seen
+  int buffer_ = 0;                   // that holds the next step's batch
+  std::int64_t filled_sample_ = -1;  // first sample of the batch in buffer_; −1: none
+  double data_s_ = 0;
+  double last_step_s_ = 0;
+  std::int64_t own_allocations_ = 0;  // after this process's first step
+  double train_s_ = 0;
+};
+
+}  // namespace potato

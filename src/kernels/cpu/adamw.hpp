@@ -1,0 +1,15 @@
+// CPU back end of kernels/adamw.hpp.
+#pragma once
+
+#include <cstdint>
+
+#include "potato/kernels/adamw.hpp"
+
+namespace potato::cpu {
+
+// weight, gradient, exp_avg, exp_avg_sq [num_elems]. squared_norm [1] is read only where settings.max_norm > 0.
+template <typename T>
+void adamw(T* weight, const T* gradient, T* exp_avg, T* exp_avg_sq, const double* squared_norm,
+           const AdamWStep& settings, std::int64_t num_elems);
+
+}  // namespace potato::cpu

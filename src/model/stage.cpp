@@ -1,0 +1,150 @@
+#include "potato/model/stage.hpp"
+
+#include <algorithm>
+
+#include "potato/core/clock.hpp"
+#include "potato/pipeline/partition.hpp"
+
+namespace potato {
+
+std::vector<std::int64_t> layer_boundaries(const Config& config, std::int64_t num_virtual_stages) {
+  const ModelConfig& model = config.model;
+  // Multiplications per token of the forward pass; the embedding's look-up is cheap beside its memory traffic.
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const double layer = 4 * hidden * hidden + 2 * hidden * static_cast<double>(model.ffn_hidden_size) +
+                       hidden * static_cast<double>(config.train.sequence_length);
+  const double head = hidden * static_cast<double>(model.vocab_size);
+  const std::vector<double> costs(static_cast<std::size_t>(model.num_layers), layer);
+  return partition_layers(costs, 2 * hidden, head, static_cast<int>(num_virtual_stages));
+}
+
+std::int64_t num_model_parameters(const ModelConfig& model) {
+  const std::int64_t c = model.hidden_size;
+  const std::int64_t f = model.ffn_hidden_size;
+  const std::int64_t layer = 4 * c * c + 4 * c + 2 * c * f + f + c + 4 * c;
+  return model.num_layers * layer + model.vocab_size * c * (model.tie_embeddings ? 1 : 2) +
+         model.max_position_embeddings * c + 2 * c;
+}
+
+Stage::Stage(const LayerContext& ctx, const Config& config, const GridCommunicators& grid, std::int64_t max_alive)
+    : ctx_(ctx),
+      hidden_size_(config.model.hidden_size),
+      vocabulary_(vocabulary_shard(config.model.vocab_size, grid.at.tensor, static_cast<int>(grid.shape.tensor))) {
+  const std::int64_t num_stages = grid.shape.pipeline;
+  const std::int64_t num_chunks = config.parallel.virtual_chunks;
+  const std::vector<std::int64_t> boundaries = layer_boundaries(config, num_stages * num_chunks);
+  const bool tied = config.model.tie_embeddings;
+  Parameter* tokens = nullptr;
+  if (grid.is_first_stage()) {
+    tokens = &declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size, hidden_size_,
+                                        tied ? Sharing::tied : Sharing::sharded, true);
+    embedding_.emplace(ctx_, config.model, *tokens);
+  }
+  for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const auto v = static_cast<std::size_t>(chunk * num_stages + grid.at.pipeline);
+    Chunk& layers = chunks_.emplace_back();
+    layers.first_layer = boundaries[v];
+    for (std::int64_t i = boundaries[v]; i < boundaries[v + 1]; ++i) {
+      layers.blocks.emplace_back(ctx_, cat("layers.", i), config.model);
+    }
+  }
+  if (grid.is_last_stage()) {
+    Parameter* weight = tokens;
+    if (!tied) {
+      weight = &declare_vocabulary_weight(ctx_, "head.weight", config.model.vocab_size, hidden_size_, Sharing::sharded,
+                                          true);
+    } else if (tokens != nullptr) {
+      ctx_.registry.add_use(*tokens);
+    } else {
+      weight = &declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size, hidden_size_,
+                                          Sharing::tied, false);
+    }
+    head_.emplace(ctx_, config.model, *weight, config.train.loss_chunk_tokens);
+  }
+  saved_.resize(static_cast<std::size_t>(max_alive));
+  std::size_t most_blocks = 0;
+  for (const Chunk& chunk : chunks_) most_blocks = std::max(most_blocks, chunk.blocks.size());
+  for (Saved& saved : saved_) saved.blocks.resize(most_blocks);
+}
+
+void Stage::start_clock() {
+  ctx_.stream.enqueue(
+      [times = &times_, comm = &ctx_.tensor] { times->start_s = now_s() - comm->stats().collective_s; });
+}
+
+void Stage::stop_clock(double Times::*total) {
+  ctx_.stream.enqueue([times = &times_, comm = &ctx_.tensor, total] {
+    times->*total += now_s() - comm->stats().collective_s - times->start_s;
+  });
+}
+
+Stage::Saved& Stage::claim(int chunk, int micro_batch) {
+  for (Saved& saved : saved_) {
+    if (saved.chunk >= 0) continue;
+    saved.chunk = chunk;
+    saved.micro_batch = micro_batch;
+    return saved;
+  }
+  throw Error(cat("more than ", saved_.size(), " micro-batches alive"));
+}
+
+Stage::Saved& Stage::find(int chunk, int micro_batch) {
+  for (Saved& saved : saved_) {
+    if (saved.chunk == chunk && saved.micro_batch == micro_batch) return saved;
+  }
+  throw Error(cat("no activations of micro-batch ", micro_batch, ", chunk ", chunk));
+}
+
+Tensor Stage::make_boundary(int micro_batch) {
+  return ctx_.make({local_rows(ctx_, micro_batches_[static_cast<std::size_t>(micro_batch)]), hidden_size_});
+}
+
+Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
+  const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
+  Saved& saved = claim(chunk, micro_batch);
+  start_clock();
+  Tensor x = is_first(chunk) ? embedding_->forward(ctx_, batch) : std::move(input);
+  const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    x = blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i]);
+  }
+  if (is_last(chunk)) {
+    if (batch.logits_position >= 0) {
+      logits_ = head_->logits_at(ctx_, batch, x, batch.logits_position);
+    } else {
+      saved.head_gradient = head_->forward(ctx_, batch, std::move(x));
+    }
+    x.reset();
+  }
+  if (!batch.training) saved.chunk = -1;
+  stop_clock(&Times::forward_s);
+  return x;
+}
+
+Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
+  const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
+  Saved& saved = find(chunk, micro_batch);
+  start_clock();
+  Tensor gradient = is_last(chunk) ? std::move(saved.head_gradient) : std::move(output_gradient);
+  const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
+  for (std::size_t i = blocks.size(); i-- > 0;) {
+    gradient = blocks[i].backward(ctx_, batch, std::move(gradient), saved.blocks[i]);
+  }
+  if (is_first(chunk)) embedding_->backward(ctx_, batch, std::move(gradient));
+  saved.chunk = -1;
+  stop_clock(&Times::backward_s);
+  return gradient;
+}
+
+std::string Stage::describe() const {
+  std::string text = embedding_ ? "embedding, " : "";
+  for (const Chunk& chunk : chunks_) {
+    const auto last = chunk.first_layer + static_cast<std::int64_t>(chunk.blocks.size()) - 1;
+    text += cat("layers ", chunk.first_layer, "-", last, ", ");
+  }
+  if (head_) text += "head, ";
+  text.resize(text.size() - 2);
+  return text;
+}
+
+}  // namespace potato

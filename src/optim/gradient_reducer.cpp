@@ -1,0 +1,57 @@
+#include "potato/optim/gradient_reducer.hpp"
+
+#include "potato/kernels/elementwise.hpp"
+
+namespace potato {
+
+GradientReducer::GradientReducer(ParameterRegistry& registry, const GridCommunicators& grid, Stream& compute,
+                                 Stream& communication, bool sequence_parallel, bool overlap)
+    : registry_(registry),
+      grid_(grid),
+      compute_(compute),
+      communication_(communication),
+      sequence_parallel_(sequence_parallel),
+      overlap_(overlap) {
+  for (std::size_t i = 0; i < registry_.buckets().size(); ++i) ready_.emplace_back();
+  registry_.begin_step(0, [this](int bucket) {
+    if (overlap_) reduce(bucket);
+  });
+}
+
+void GradientReducer::begin_step(std::int64_t num_micro_batches) { registry_.begin_step(num_micro_batches); }
+
+void GradientReducer::reduce(int index) {
+  const Bucket& bucket = registry_.buckets()[static_cast<std::size_t>(index)];
+  const TensorView gradients = registry_.gradients().rows(bucket.begin_elems, bucket.num_elems);
+  if (bucket.sharing == Sharing::replicated && sequence_parallel_) {
+    grid_.tensor->all_reduce(gradients, ReduceOp::sum, compute_);
+  }
+  const bool is_tied = bucket.sharing == Sharing::tied && grid_.embedding->num_ranks() > 1;
+  if (grid_.data->num_ranks() == 1 && !is_tied) return;
+  Event& ready = ready_[static_cast<std::size_t>(index)];
+  compute_.record(ready);
+  communication_.wait(ready);
+  grid_.data->all_reduce(gradients, ReduceOp::sum, communication_);
+  if (is_tied) grid_.embedding->all_reduce(gradients, ReduceOp::sum, communication_);
+}
+
+void GradientReducer::finish_step() {
+  for (const Bucket& bucket : registry_.buckets()) {
+    PC_CHECK(bucket.num_ready == bucket.num_parameters, "a gradient was not accumulated");
+  }
+  if (!overlap_) {
+    for (std::size_t i = 0; i < registry_.buckets().size(); ++i) reduce(static_cast<int>(i));
+  }
+  communication_.record(done_);
+  compute_.wait(done_);
+}
+
+void add_owned_squared_norm(const ParameterRegistry& registry, const GridCommunicators& grid, TensorView result,
+                            Stream& stream) {
+  if (grid.at.data != 0) return;
+  for (const Parameter& parameter : registry.parameters()) {
+    if (parameter.spec.is_owner) add_squared_norm(parameter.gradient, 1, result, stream);
+  }
+}
+
+}  // namespace potato

@@ -1,0 +1,126 @@
+#include "start_table.hpp"
+
+#include <dnnl.h>
+
+#include <cstdio>
+
+#include "potato/comm/process_grid.hpp"
+#include "potato/core/version.hpp"
+#include "potato/model/stage.hpp"
+#include "potato/pipeline/schedule.hpp"
+
+namespace potato {
+
+namespace {
+
+std::string bytes_text(double num_bytes) {
+  char text[32];
+  if (num_bytes >= 1e9) {
+    std::snprintf(text, sizeof(text), "%.2f GB", num_bytes * 1e-9);
+  } else {
+    std::snprintf(text, sizeof(text), "%.2f MB", num_bytes * 1e-6);
+  }
+  return text;
+}
+
+std::string groups_text(const GridShape& shape, Axis axis) {
+  std::string text;
+  const auto num_ranks = static_cast<int>(shape.data * shape.tensor * shape.pipeline);
+  int num_groups = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::vector<int> group = grid_group(shape, rank, axis);
+    if (group.front() != rank) continue;
+    if (++num_groups > 8) return text + "...";
+    text += "{";
+    for (std::size_t i = 0; i < group.size(); ++i) text += cat(i > 0 ? " " : "", group[i]);
+    text += "} ";
+  }
+  return text;
+}
+
+// Maximum over ranks of each owner's bytes.
+OwnerBytes largest(const HostGroup& world, const OwnerBytes& bytes) {
+  OwnerBytes result{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) result[i] = world.max(bytes[i]);
+  return result;
+}
+
+}  // namespace
+
+std::string numerics_fingerprint(const Config& config, const GridShape& shape) {
+  const dnnl_version_t* version_of = dnnl_version();
+  return cat("cpu, ", to_text(config.precision.dtype), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
+             ", micro-batch ", config.train.micro_batch_size, ", threads ", config.run.threads, ", oneDNN ",
+             version_of->major, ".", version_of->minor, ".", version_of->patch, " isa ",
+             static_cast<int>(dnnl_get_effective_cpu_isa()), ", ", mpi_library_version());
+}
+
+void print_start_table(const Config& config, const HostGroup& world, const Topology& topology,
+                       const StartFacts& facts) {
+  const std::vector<std::string> holds = world.all_gather(facts.holds);
+  const OwnerBytes planned = largest(world, facts.planned);
+  if (world.rank() != 0) return;
+  const GridShape& shape = facts.shape;
+  std::printf("PotatoChat  %s (%s), %s\n", std::string(version()).c_str(), std::string(git_commit()).c_str(),
+              mpi_library_version().c_str());
+  std::printf("ranks       %d on %d host(s), %lld thread(s) each, device cpu, transport %s\n", world.num_ranks(),
+              topology.num_hosts(), static_cast<long long>(config.run.threads), facts.transport.c_str());
+  std::printf("grid        data %lld x tensor %lld x pipeline %lld; sequence parallelism %s\n",
+              static_cast<long long>(shape.data), static_cast<long long>(shape.tensor),
+              static_cast<long long>(shape.pipeline), config.parallel.sequence ? "on" : "off");
+  std::printf("  rank  host              device  data  tensor  pipeline  holds\n");
+  for (int rank = 0; rank < world.num_ranks(); ++rank) {
+    if (rank >= 64) {
+      std::printf("  ... %d more\n", world.num_ranks() - rank);
+      break;
+    }
+    const GridCoordinates at = grid_coordinates(shape, rank);
+    const auto index = static_cast<std::size_t>(rank);
+    std::printf("  %4d  %-16s  cpu     %4d  %6d  %8d  %s\n", rank, topology.host_of_rank[index].c_str(), at.data,
+                at.tensor, at.pipeline, holds[index].c_str());
+  }
+  std::printf("  groups    tensor %s| data %s| pipeline %s\n", groups_text(shape, Axis::tensor).c_str(),
+              groups_text(shape, Axis::data).c_str(), groups_text(shape, Axis::pipeline).c_str());
+  const std::int64_t micro_batches = num_micro_batches(config, shape);
+  std::printf("model       %s, %lld layers, %lld wide, %lld heads, vocabulary %lld: %lld parameters, %s\n",
+              config.model.family.c_str(), static_cast<long long>(config.model.num_layers),
+              static_cast<long long>(config.model.hidden_size), static_cast<long long>(config.model.num_heads),
+              static_cast<long long>(config.model.vocab_size),
+              static_cast<long long>(num_model_parameters(config.model)), to_text(config.precision.dtype).c_str());
+  std::printf(
+      "batch       %lld sequences x %lld tokens = %lld a rank and micro-batch x %lld micro-batches x %lld data "
+      "ranks; schedule %s, recompute %s\n",
+      static_cast<long long>(config.train.global_batch_size), static_cast<long long>(config.train.sequence_length),
+      static_cast<long long>(config.train.micro_batch_size), static_cast<long long>(micro_batches),
+      static_cast<long long>(shape.data), to_text(config.parallel.schedule).c_str(),
+      to_text(config.train.recompute).c_str());
+  std::string data = facts.data_description;
+  for (std::size_t at = 0; (at = data.find('\n', at)) != std::string::npos; at += 13)
+    data.replace(at, 1, "\n            ");
+  std::printf("data        %s\n", data.c_str());
+  std::printf("memory      planned, largest rank: ");
+  double total = 0;
+  for (std::size_t i = 0; i < planned.size(); ++i) {
+    std::printf("%s %s, ", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str());
+    total += static_cast<double>(planned[i]);
+  }
+  std::printf("in all %s\n", bytes_text(total).c_str());
+  std::fflush(stdout);
+}
+
+void print_end_table(const HostGroup& world, const EndFacts& facts) {
+  const OwnerBytes planned = largest(world, facts.planned);
+  const OwnerBytes peaks = largest(world, facts.peaks);
+  if (world.rank() != 0) return;
+  std::printf("\nmemory, largest rank     planned       measured peak\n");
+  for (std::size_t i = 0; i < planned.size(); ++i) {
+    std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str(),
+                bytes_text(static_cast<double>(peaks[i])).c_str());
+  }
+  std::printf("allocations by our code after the first step: %lld (all ranks)\n",
+              static_cast<long long>(facts.own_allocations));
+  std::printf("trained for %.1f s\n", facts.train_s);
+  std::fflush(stdout);
+}
+
+}  // namespace potato

@@ -1,0 +1,384 @@
+#include "potato/train/trainer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "potato/core/allocations.hpp"
+#include "potato/core/clock.hpp"
+#include "potato/core/version.hpp"
+#include "potato/data/tokenizer.hpp"
+#include "potato/optim/learning_rate.hpp"
+#include "potato/train/sampling.hpp"
+#include "start_table.hpp"
+
+namespace potato {
+
+namespace {
+
+DatasetOptions dataset_options(const Config& config, bool validate_ids) {
+  DatasetOptions options;
+  options.path = config.data.path;
+  options.tokenizer = config.data.tokenizer;
+  options.cache_dir = config.data.cache_dir;
+  options.validation_fraction = config.data.validation_fraction;
+  options.sequence_length = config.train.sequence_length;
+  options.vocab_size = config.model.vocab_size;
+  options.seed = static_cast<std::uint64_t>(config.run.seed);
+  options.validate_ids = validate_ids;
+  return options;
+}
+
+// What must be equal for a checkpoint to fit a model.
+std::string model_signature(const ModelConfig& model) {
+  const nlohmann::ordered_json json = {{"family", model.family},
+                                       {"num_layers", model.num_layers},
+                                       {"hidden_size", model.hidden_size},
+                                       {"num_heads", model.num_heads},
+                                       {"ffn_hidden_size", model.ffn_hidden_size},
+                                       {"max_position_embeddings", model.max_position_embeddings},
+                                       {"vocab_size", model.vocab_size},
+                                       {"tie_embeddings", model.tie_embeddings}};
+  return json.dump();
+}
+
+std::vector<std::string> signature_differences(const std::string& stored, const std::string& wanted,
+                                               const std::string& path) {
+  const auto old_model = nlohmann::json::parse(stored, nullptr, false);
+  const auto new_model = nlohmann::ordered_json::parse(wanted);
+  std::vector<std::string> problems;
+  for (const auto& [key, value] : new_model.items()) {
+    const std::string old_text = old_model.is_object() && old_model.contains(key) ? old_model[key].dump() : "missing";
+    if (old_text == value.dump()) continue;
+    problems.push_back(cat("model.", key, " = ", value.dump(), ", but checkpoint ", path, " has ", old_text,
+                           "; resume with the checkpoint's model, or start a new run with checkpoint.resume = none"));
+  }
+  return problems;
+}
+
+// "section.key" -> value of an INI text written by to_ini.
+std::map<std::string, std::string> ini_values(const std::string& text) {
+  std::map<std::string, std::string> values;
+  std::istringstream in(text);
+  std::string section;
+  for (std::string line; std::getline(in, line);) {
+    if (line.size() > 2 && line.front() == '[') section = line.substr(1, line.find(']') - 1);
+    const std::size_t equals = line.find('=');
+    if (line.empty() || line.front() == '#' || line.front() == '[' || equals == std::string::npos) continue;
+    const auto trimmed = [](const std::string& word) {
+      const std::size_t begin = word.find_first_not_of(' ');
+      const std::size_t end = word.find_last_not_of(' ');
+      return begin == std::string::npos ? "" : word.substr(begin, end - begin + 1);
+    };
+    values[section + "." + trimmed(line.substr(0, equals))] = trimmed(line.substr(equals + 1));
+  }
+  return values;
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
+    : config_(config), world_(world), run_(std::move(run)) {
+  check();
+  shape_ = derive_grid(config_, world_.num_ranks());
+  topology_ = discover_topology(world_);
+  world_.agree(topology_problems(topology_, shape_));
+  open_data();
+  make_engine();
+  resume();
+  world_.run_agreed([&] { reporter_ = std::make_unique<Reporter>(config_, world_.rank() == 0 && !run_.quiet, step_); });
+}
+
+void Trainer::check() const {
+  world_.agree(check_config(config_, world_.num_ranks()));
+  world_.run_agreed([&] {
+    if (world_.rank() != 0) return;
+    std::error_code error;
+    std::filesystem::create_directories(checkpoint_folder(), error);
+    if (error) {
+      throw ConfigError(cat("run.dir = ", config_.run.dir, ": cannot be created: ", error.message(),
+                            "; choose a folder that you may write to"));
+    }
+    const std::string probe = config_.run.dir + "/.writable";
+    if (!std::ofstream(probe)) {
+      throw ConfigError(cat("run.dir = ", config_.run.dir, ": cannot be written to; choose another folder"));
+    }
+    std::filesystem::remove(probe, error);
+  });
+}
+
+void Trainer::open_data() {
+  const bool is_root = world_.rank() == 0;
+  world_.run_agreed([&] {
+    if (is_root) Dataset::prepare(dataset_options(config_, false));
+  });
+  // Hosts that do not share the cache's file system make their own.
+  world_.run_agreed([&] {
+    if (topology_.local_rank == 0 && !is_root) Dataset::prepare(dataset_options(config_, false));
+  });
+  world_.run_agreed([&] { data_ = std::make_unique<Dataset>(Dataset::open(dataset_options(config_, is_root))); });
+  config_.model.vocab_size = data_->vocab_size();
+}
+
+void Trainer::make_engine() {
+  planned_ = planned_bytes(config_, shape_, world_.rank());
+  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_), Device{DeviceKind::cpu, 0},
+                                     planned_, run_.on_fatal);
+}
+
+std::vector<TensorGroup> Trainer::checkpoint_groups() {
+  return {{"/model", engine_->registry().weights()},
+          {"/optimizer/exp_avg", engine_->optimizer().exp_avg()},
+          {"/optimizer/exp_avg_sq", engine_->optimizer().exp_avg_sq()}};
+}
+
+CheckpointInfo Trainer::checkpoint_info() const {
+  CheckpointInfo info;
+  info.step = step_;
+  info.next_sample = next_sample_;
+  info.tokens = tokens_;
+  info.model_signature = model_signature(config_.model);
+  info.config_ini = to_ini(config_);
+  info.command_line = run_.command_line;
+  info.environment = masked_environment();
+  info.grid = cat("data ", shape_.data, " x tensor ", shape_.tensor, " x pipeline ", shape_.pipeline);
+  info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version());
+  info.fingerprint = numerics_fingerprint(config_, shape_);
+  info.dtype = to_text(config_.precision.dtype);
+  return info;
+}
+
+void Trainer::resume() {
+  clean_leftovers(checkpoint_folder(), world_);
+  const bool is_root = world_.rank() == 0 && !run_.quiet;
+  if (!run_.quiet) print_start();
+  const std::string path = resolve_checkpoint(config_.checkpoint.resume, checkpoint_folder(), world_);
+  if (path.empty()) {
+    if (is_root && config_.checkpoint.resume == "latest") {
+      std::printf("resume      no checkpoint in %s yet: starting from step 0\n", checkpoint_folder().c_str());
+    }
+    return;
+  }
+  const CheckpointInfo info = read_checkpoint_info(path, world_);
+  world_.agree(signature_differences(info.model_signature, model_signature(config_.model), path));
+  load_checkpoint(path, world_, engine_->registry(), checkpoint_groups());
+  step_ = info.step;
+  next_sample_ = info.next_sample;
+  tokens_ = info.tokens;
+  if (!is_root) return;
+  std::printf("resume      %s: step %lld, sample %lld\n", path.c_str(), static_cast<long long>(step_),
+              static_cast<long long>(next_sample_));
+  const auto old_values = ini_values(info.config_ini);
+  for (const auto& [key, value] : ini_values(to_ini(config_))) {
+    const auto old_value = old_values.find(key);
+    if (old_value == old_values.end() || old_value->second == value || key == "checkpoint.resume") continue;
+    std::printf("            %s: %s, as this run's configuration says (the checkpoint was made with %s)\n", key.c_str(),
+                value.c_str(), old_value->second.c_str());
+  }
+  if (info.fingerprint != numerics_fingerprint(config_, shape_)) {
+    std::printf(
+        "            the numerics fingerprint differs: going on is equal up to rounding, not bitwise\n"
+        "              then: %s\n              now:  %s\n",
+        info.fingerprint.c_str(), numerics_fingerprint(config_, shape_).c_str());
+  }
+  std::fflush(stdout);
+}
+
+void Trainer::print_start() const {
+  StartFacts facts;
+  facts.shape = shape_;
+  facts.data_description = data_->description();
+  facts.holds = engine_->stage().describe();
+  facts.planned = planned_;
+  facts.transport = std::string(engine_->grid().world->transport());
+  print_start_table(config_, world_, topology_, facts);
+}
+
+std::int64_t Trainer::count_targets(const SampleSource& source, std::int64_t first_sample) const {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < config_.train.global_batch_size; ++i) {
+    count += source.num_valid_targets(first_sample + i);
+  }
+  return count;
+}
+
+void Trainer::fill_batch(int buffer, const SampleSource& source, std::int64_t first_sample) const {
+  if (!engine_->needs_data()) return;
+  const Engine::BatchBuffer batch = engine_->batch_buffer(buffer);
+  const std::int64_t num_rows = engine_->num_micro_batches() * config_.train.micro_batch_size;
+  const std::int64_t length = config_.train.sequence_length;
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    source.fill(engine_->sample_of_row(first_sample, row), batch.tokens + row * length, batch.targets + row * length);
+  }
+}
+
+StepResult Trainer::train_step() {
+  const double start_s = now_s();
+  data_s_ = 0;
+  if (filled_sample_ != next_sample_) {
+    fill_batch(buffer_, data_->train(), next_sample_);
+    data_s_ += now_s() - start_s;
+  }
+  engine_->enqueue_step(buffer_, next_sample_, count_targets(data_->train(), next_sample_),
+                        learning_rate_at(config_.optimizer, config_.train.steps, step_), step_ + 1);
+  // While the streams work, the host reads the next batch into the other buffer.
+  next_sample_ += config_.train.global_batch_size;
+  buffer_ = (buffer_ + 1) % Engine::num_batch_buffers;
+  const double fill_s = now_s();
+  fill_batch(buffer_, data_->train(), next_sample_);
+  data_s_ += now_s() - fill_s;
+  filled_sample_ = next_sample_;
+  const StepResult result = engine_->finish_step();
+  ++step_;
+  tokens_ += config_.train.global_batch_size * config_.train.sequence_length;
+  last_step_s_ = now_s() - start_s;
+  return result;
+}
+
+double Trainer::evaluate(std::int64_t max_batches) {
+  const SampleSource* source = data_->validation();
+  PC_CHECK(source != nullptr, "no validation split");
+  const std::int64_t batch_size = config_.train.global_batch_size;
+  std::int64_t num_batches = (source->num_windows() + batch_size - 1) / batch_size;
+  if (max_batches > 0) num_batches = std::min(num_batches, max_batches);
+  double loss_sum = 0;
+  std::int64_t num_targets = 0;
+  filled_sample_ = -1;  // the buffer is used here
+  for (std::int64_t i = 0; i < num_batches; ++i) {
+    fill_batch(buffer_, *source, i * batch_size);
+    loss_sum += engine_->evaluate(buffer_, i * batch_size);
+    num_targets += count_targets(*source, i * batch_size);
+  }
+  const double loss = loss_sum / static_cast<double>(num_targets);
+  if (reporter_) reporter_->evaluation(step_, loss, data_->bytes_per_token(), num_targets);
+  return loss;
+}
+
+bool Trainer::save() {
+  engine_->synchronize();
+  const double start_s = now_s();
+  try {
+    const std::string path = save_checkpoint(checkpoint_folder(), world_, engine_->registry(), checkpoint_groups(),
+                                             checkpoint_info(), engine_->grid().at.data == 0);
+    if (reporter_) reporter_->line(cat("checkpoint  ", path, " committed in ", now_s() - start_s, " s"));
+    return true;
+  } catch (const SaveError& error) {
+    if (reporter_) reporter_->line(cat("checkpoint  NOT saved, training goes on: ", error.what()));
+    return false;
+  }
+}
+
+bool Trainer::run() {
+  bool all_saved = true;
+  bool saved_now = true;
+  const std::int64_t first_step = step_;
+  const bool has_validation = data_->validation() != nullptr;
+  if (step_ >= config_.train.steps) {
+    reporter_->line(
+        cat("nothing to train: the checkpoint is at step ", step_, " of train.steps = ", config_.train.steps));
+  }
+  const double start_s = now_s();
+  while (step_ < config_.train.steps) {
+    const AllocationCounts before = allocation_counts();
+    const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, step_);
+    const StepResult result = train_step();
+    StepRecord record;
+    record.step = step_;
+    record.tokens = tokens_;
+    record.loss = result.loss;
+    record.grad_norm = result.grad_norm;
+    record.learning_rate = learning_rate;
+    record.step_s = last_step_s_;
+    record.tokens_per_s =
+        static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
+    reporter_->step(record, engine_->take_times(), data_s_);
+    if (step_ > first_step + 1) own_allocations_ += allocation_counts().own - before.own;
+    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+      throw Error(cat("step ", step_, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
+                      ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
+    }
+    saved_now = false;
+    if (has_validation && config_.eval.every_steps > 0 && step_ % config_.eval.every_steps == 0 &&
+        step_ < config_.train.steps) {
+      evaluate(config_.eval.batches);
+    }
+    if (config_.checkpoint.every_steps > 0 && step_ % config_.checkpoint.every_steps == 0) {
+      saved_now = save();
+      all_saved = all_saved && saved_now;
+    }
+  }
+  train_s_ = now_s() - start_s;
+  if (!saved_now && config_.checkpoint.at_end) all_saved = save() && all_saved;
+  if (has_validation) evaluate(config_.eval.final_batches);
+  if (config_.sample.tokens > 0) generate();
+  print_end();
+  return all_saved;
+}
+
+void Trainer::generate() {
+  if (data_->kind() != SourceKind::text) {
+    reporter_->line("sample      none: token files bring no tokenizer to decode with");
+    return;
+  }
+  const std::int64_t batch = config_.train.micro_batch_size;
+  const std::int64_t length = config_.train.sequence_length;
+  std::vector<std::int32_t> prompt = ByteTokenizer::encode(config_.sample.prompt);
+  if (prompt.empty()) prompt = ByteTokenizer::encode("\n");
+  const auto prompt_length = std::min(static_cast<std::int64_t>(prompt.size()), length - 1);
+  const std::int64_t end = std::min(length, prompt_length + config_.sample.tokens);
+  std::int32_t* tokens = engine_->batch_buffer(0).tokens;
+  filled_sample_ = -1;
+  for (std::int64_t row = 0; row < batch; ++row) {
+    std::fill_n(tokens + row * length, length, 0);
+    std::copy_n(prompt.end() - prompt_length, prompt_length, tokens + row * length);
+  }
+  TokenChooser chooser(config_.sample, config_.model.vocab_size);
+  const std::int64_t data_rank = engine_->grid().at.data;
+  for (std::int64_t position = prompt_length; position < end; ++position) {
+    const auto& next = engine_->next_tokens(position, [&](std::int64_t row, const double* logits, std::int64_t) {
+      const std::int64_t sequence = data_rank * batch + row;
+      return sequence == 0 ? chooser.greedy(logits)
+                           : chooser.sampled(logits, static_cast<std::uint64_t>(sequence), position);
+    });
+    for (std::int64_t row = 0; row < batch; ++row) {
+      tokens[row * length + position] = next[static_cast<std::size_t>(row)];
+    }
+  }
+  const bool brings_text = engine_->grid().at.tensor == 0 && engine_->grid().is_first_stage();
+  std::string mine;
+  for (std::int64_t row = 0; row < batch && brings_text; ++row) {
+    mine += ByteTokenizer::decode({tokens + row * length, static_cast<std::size_t>(end)}) + '\0';
+  }
+  std::string all;
+  for (const auto& text : world_.all_gather(mine)) all += text;
+  if (world_.rank() != 0 || run_.quiet) return;
+  const std::string path = config_.run.dir + "/sample.txt";
+  std::ofstream out(path);
+  std::int64_t index = 0;
+  for (std::size_t begin = 0; begin < all.size(); ++index) {
+    const std::size_t stop = all.find('\0', begin);
+    const std::string text = all.substr(begin, stop - begin);
+    if (index > 0) out << text << '\n';
+    if (index < 2) {
+      std::printf("\n--- %s ---\n%s\n", index == 0 ? "sample, greedy" : "sample, drawn", text.c_str());
+    }
+    begin = stop + 1;
+  }
+  std::printf("\n%lld drawn samples are in %s\n", static_cast<long long>(index - 1), path.c_str());
+}
+
+void Trainer::print_end() const {
+  const OwnerBytes peaks = engine_->peak_bytes();
+  EndFacts facts;
+  facts.planned = planned_;
+  facts.peaks = peaks;
+  facts.own_allocations = static_cast<std::int64_t>(world_.sum(static_cast<double>(own_allocations_)));
+  facts.train_s = train_s_;
+  if (!run_.quiet) print_end_table(world_, facts);
+}
+
+}  // namespace potato

@@ -1,0 +1,123 @@
+#include <cmath>
+
+#include "potato/kernels/adamw.hpp"
+#include "support/catch.hpp"
+#include "support/host_matrix.hpp"
+
+using namespace potato;
+using namespace potato::test;
+
+namespace {
+
+template <typename T>
+struct State {
+  HostTensor<T> weight, exp_avg, exp_avg_sq;
+
+  explicit State(std::int64_t n) : weight(random_tensor<T>({n}, 1)), exp_avg({n}), exp_avg_sq({n}) {}
+
+  void step(const HostTensor<T>& gradient, double squared_norm, const AdamWStep& settings, int threads = 1) {
+    HostTensor<double> norm({1}, squared_norm);
+    Stream stream = cpu_stream(threads);
+    adamw(weight.view(), gradient.view(), exp_avg.view(), exp_avg_sq.view(), norm.view(), settings, stream);
+    stream.synchronize();
+  }
+};
+
+AdamWStep settings_of(double decay, double max_norm) {
+  AdamWStep settings;
+  settings.learning_rate = 3e-3;
+  settings.weight_decay = decay;
+  settings.max_norm = max_norm;
+  return settings;
+}
+
+template <typename T>
+void check_against_naive(std::int64_t n, double decay, double max_norm, double tolerance) {
+  State<T> state(n);
+  const HostTensor<T> start = state.weight;
+  std::vector<double> w(start.data.begin(), start.data.end()), m(w.size()), v(w.size());
+  AdamWStep settings = settings_of(decay, max_norm);
+  double worst = 0;
+  for (settings.step = 1; settings.step <= 6; ++settings.step) {
+    const auto gradient = random_tensor<T>({n}, static_cast<unsigned>(10 + settings.step), 0.1);
+    double squared_norm = 0;
+    for (const T g : gradient.data) squared_norm += static_cast<double>(g) * g;
+    state.step(gradient, squared_norm, settings);
+    const double norm = std::sqrt(squared_norm);
+    const double clip = max_norm > 0 && norm + 1e-6 > max_norm ? max_norm / (norm + 1e-6) : 1;
+    const auto t = static_cast<double>(settings.step);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const double g = gradient.data[i] * clip;
+      m[i] = settings.beta1 * m[i] + (1 - settings.beta1) * g;
+      v[i] = settings.beta2 * v[i] + (1 - settings.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(settings.beta1, t));
+      const double v_hat = v[i] / (1 - std::pow(settings.beta2, t));
+      w[i] = w[i] * (1 - settings.learning_rate * decay) -
+             settings.learning_rate * m_hat / (std::sqrt(v_hat) + settings.eps);
+      worst = std::max(worst, std::abs(state.weight.data[i] - w[i]));
+      worst = std::max(worst, std::abs(state.exp_avg.data[i] - m[i]) * 10);
+      worst = std::max(worst, std::abs(state.exp_avg_sq.data[i] - v[i]) * 100);
+    }
+  }
+  CAPTURE(n, decay, max_norm);
+  CHECK(worst < tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("adamw agrees with the scalar formula over several steps", "[kernels][adamw]") {
+  for (const std::int64_t n : {1, 3, 7, 33, 257}) {
+    for (const double decay : {0.0, 0.1}) {
+      for (const double max_norm : {0.0, 0.05, 100.0}) {  // off, clipping, not reached
+        check_against_naive<double>(n, decay, max_norm, 1e-14);
+        check_against_naive<float>(n, decay, max_norm, 1e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("adamw's first step moves each weight by the learning rate", "[kernels][adamw]") {
+  State<double> state(5);
+  const auto before = state.weight;
+  HostTensor<double> gradient({5});
+  gradient.data = {1, -2, 0.5, 0, -1e-3};
+  state.step(gradient, 0, settings_of(0, 0));
+  for (std::int64_t i = 0; i < 5; ++i) {
+    const double sign = gradient[i] > 0 ? 1 : gradient[i] < 0 ? -1 : 0;
+    CHECK(before[i] - state.weight[i] == Approx(3e-3 * sign).epsilon(2e-5).margin(1e-15));
+  }
+}
+
+TEMPLATE_TEST_CASE("adamw is bitwise the same for 1 and 2 threads and any split of the memory", "[kernels][adamw]",
+                   float, double) {
+  const std::int64_t n = 150001;
+  State<TestType> one(n), two(n), parts(n);
+  const auto gradient = random_tensor<TestType>({n}, 2);
+  AdamWStep settings = settings_of(0.1, 1);
+  HostTensor<double> norm({1}, 1e4);
+  for (settings.step = 1; settings.step <= 2; ++settings.step) {
+    one.step(gradient, 1e4, settings, 1);
+    two.step(gradient, 1e4, settings, 2);
+    Stream stream = cpu_stream(2);
+    for (std::int64_t begin = 0; begin < n; begin += 50003) {
+      const std::int64_t count = std::min<std::int64_t>(50003, n - begin);
+      adamw(parts.weight.view().rows(begin, count), gradient.view().rows(begin, count),
+            parts.exp_avg.view().rows(begin, count), parts.exp_avg_sq.view().rows(begin, count), norm.view(), settings,
+            stream);
+    }
+    stream.synchronize();
+  }
+  CHECK(one.weight.data == two.weight.data);
+  CHECK(one.exp_avg_sq.data == two.exp_avg_sq.data);
+  CHECK(one.weight.data == parts.weight.data);
+  CHECK(one.exp_avg.data == parts.exp_avg.data);
+}
+
+TEST_CASE("adamw refuses shapes that do not fit and a step of 0", "[kernels][adamw]") {
+  State<float> state(8);
+  HostTensor<float> gradient({8}), shorter({7});
+  AdamWStep settings = settings_of(0, 1);
+  CHECK_THROWS_AS(state.step(shorter, 1, settings), Error);
+  settings.step = 0;
+  CHECK_THROWS_AS(state.step(gradient, 1, settings), Error);
+}
