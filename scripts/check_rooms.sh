@@ -5,7 +5,7 @@
 # Violations are printed as file:line; the exit code is then 1.
 set -euo pipefail
 
-rooms="core config device tensor kernels comm params layers model pipeline optim data checkpoint train modes app"
+rooms="core config device tensor kernels comm params layers pipeline model optim data checkpoint train modes app"
 first_mpi_room="comm"  # MPI's own header may be included from this room on
 
 check() {

@@ -9,7 +9,7 @@ case "${1:-}" in
   --check) mode=(--dry-run -Werror) ;;
   *) echo "usage: scripts/format.sh [--check]" >&2; exit 2 ;;
 esac
-formatter=${CLANG_FORMAT:-clang-format}
+formatter=${CLANG_FORMAT:-$(command -v clang-format-14 || echo clang-format)}
 if ! command -v "$formatter" >/dev/null; then
   echo "format: $formatter is not installed; scripts/install_deps.sh --lint brings it" >&2
   exit 1

@@ -23,6 +23,13 @@ MODEL = dict(num_layers=2, hidden_size=32, num_heads=4, ffn_hidden_size=128, max
              vocab_size=61, norm_eps=1e-5, activation="gelu_tanh", tie_embeddings=True, dropout=0.0)
 TRAIN = dict(steps=10, global_batch_size=4, sequence_length=16, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8,
              weight_decay=0.1, gradient_clipping=1.0)
+FORMULAS = dict(
+    weight="base + scale*sin(0.37*i + 0.011*((i*i) % 997) + h), i: row-major flat index of the logical tensor,"
+           " h = (FNV-1a-64(name) % 1000)/100.0; base 0, scale 0.15 with two dims; base 1, scale 0.1 norm weights;"
+           " base 0, scale 0.05 biases",
+    token="(7*step + 13*sample + 5*t + (t*t) % 11 + 3*((t*sample) % 5)) % 61, step, sample and t from 0",
+    target="token(step, sample, t + 1), but -1 (not counted) where (t + sample) % 7 == 6",
+    loss="sum over counted targets / their number", grad_norm="global, before clipping")
 GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/gpt2_tiny.json"
 
 
@@ -54,7 +61,11 @@ def fnv1a_64(name):
 
 
 def initial(name, shape):
-    """base + scale * sin(0.37 i + h) at the row-major flat index i."""
+    """base + scale * sin(0.37 i + 0.011 (i² mod 997) + h) at the row-major flat index i.
+
+    Without the square a matrix would have rank 2, and Adam would amplify the rounding noise of the many gradients that
+    are then almost zero: fp32 and fp64 would part by 3e-3 in ten steps. With it they agree to 2e-7.
+    """
     if len(shape) == 2:
         base, scale = 0.0, 0.15
     elif name.endswith(".weight"):  # of a norm
@@ -62,7 +73,8 @@ def initial(name, shape):
     else:
         base, scale = 0.0, 0.05
     h = (fnv1a_64(name) % 1000) / 100.0
-    return (base + scale * np.sin(0.37 * np.arange(math.prod(shape), dtype=np.float64) + h)).reshape(shape)
+    i = np.arange(math.prod(shape), dtype=np.int64)
+    return (base + scale * np.sin(0.37 * i + 0.011 * (i * i % 997) + h)).reshape(shape)
 
 
 def token(step, sample, t):
@@ -128,7 +140,7 @@ def train(dtype):
 
 
 def results():
-    out = dict(made_by="scripts/golden_gpt2.py", pytorch=torch.__version__, model=MODEL, train=TRAIN)
+    out = dict(made_by="scripts/golden_gpt2.py", pytorch=torch.__version__, formulas=FORMULAS, model=MODEL, train=TRAIN)
     for name, dtype in (("fp64", torch.float64), ("fp32", torch.float32)):
         losses, norms, weights = train(dtype)
         out[name] = dict(loss=losses, grad_norm=norms)
@@ -142,7 +154,7 @@ def results():
 
 def largest_difference(a, b):
     if isinstance(a, dict):
-        return max(largest_difference(a[k], b[k]) for k in a if k not in ("made_by", "pytorch"))
+        return max(largest_difference(a[k], b[k]) for k in a if k != "pytorch")
     if isinstance(a, list):
         return max((largest_difference(x, y) for x, y in zip(a, b)), default=0.0)
     if isinstance(a, (str, bool)):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what PotatoChat needs from the packages of Debian 12 or Ubuntu 24.04, and nothing that is already there.
 #   scripts/install_deps.sh [--lint]
-# --lint also installs clang-format and clang-tidy. SKIP_DEPS=1 in the environment skips everything.
+# --lint also installs what scripts/format.sh and scripts/lint.sh need. SKIP_DEPS=1 in the environment skips everything.
 set -euo pipefail
 
 if [ "${SKIP_DEPS:-0}" = 1 ]; then
@@ -19,10 +19,15 @@ tools=(g++ make cmake mpirun mpicc gzip)
 case "${1:-}" in
   '') ;;
   --lint)
-    # std::source_location needs clang 15 or newer; Debian 12's default is 14.
-    if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then tidy=clang-tidy-16; else tidy=clang-tidy; fi
-    packages+=(clang-format "$tidy")
-    tools+=(clang-format "$tidy")
+    # std::source_location needs clang 15 or newer; Debian 12's default is 14. libomp brings clang's omp.h.
+    # clang-format is version 14 everywhere, since versions format differently.
+    if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
+      tidy=clang-tidy-16 omp=libomp-16-dev format=clang-format
+    else
+      tidy=clang-tidy omp=libomp-dev format=clang-format-14
+    fi
+    packages+=("$format" "$tidy" "$omp")
+    tools+=("$format" "$tidy")
     ;;
   *)
     echo "usage: scripts/install_deps.sh [--lint]" >&2

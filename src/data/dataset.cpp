@@ -48,8 +48,8 @@ Sources check_options(const DatasetOptions& options) {
       }
       return;
     }
-    if (options.tokenizer != "byte") {
-      throw ConfigError(cat("data.tokenizer = '", options.tokenizer, "' is unknown; valid is 'byte'."));
+    if (options.tokenizer != "bytes") {
+      throw ConfigError(cat("data.tokenizer = '", options.tokenizer, "' is unknown; valid is 'bytes'."));
     }
     if (options.vocab_size == 0) sources.vocab_size = ByteTokenizer::vocab_size;
     if (sources.vocab_size < ByteTokenizer::vocab_size) {

@@ -114,7 +114,7 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
     } else {
       saved.head_gradient = head_->forward(ctx_, batch, std::move(x));
     }
-    x.reset();
+    x = Tensor();
   }
   if (!batch.training) saved.chunk = -1;
   stop_clock(&Times::forward_s);
@@ -130,7 +130,10 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
   for (std::size_t i = blocks.size(); i-- > 0;) {
     gradient = blocks[i].backward(ctx_, batch, std::move(gradient), saved.blocks[i]);
   }
-  if (is_first(chunk)) embedding_->backward(ctx_, batch, std::move(gradient));
+  if (is_first(chunk)) {
+    embedding_->backward(ctx_, batch, std::move(gradient));
+    gradient = Tensor();
+  }
   saved.chunk = -1;
   stop_clock(&Times::backward_s);
   return gradient;

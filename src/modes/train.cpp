@@ -8,7 +8,7 @@ namespace potato {
 int train_mode(const Config& config, const HostGroup& world, const std::string& command_line) {
   RunContext run;
   run.command_line = command_line;
-  run.on_fatal = [timeout_s = config.run.abort_timeout_s](std::exception_ptr error) {
+  run.on_fatal = [timeout_s = config.run.abort_timeout_s](const std::exception_ptr& error) {
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& failure) {

@@ -46,7 +46,7 @@ StreamOptions stream_options(const Config& config, const GridCommunicators& grid
 }  // namespace
 
 Engine::Engine(const Config& config, GridCommunicators grid, Device device, const OwnerBytes& capacity,
-               std::function<void(std::exception_ptr)> on_stream_error)
+               const std::function<void(std::exception_ptr)>& on_stream_error)
     : config_(config),
       grid_(std::move(grid)),
       device_(device),
@@ -58,6 +58,7 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
       forward_passes_(
           forward_only(static_cast<int>(num_micro_batches_), static_cast<int>(config.parallel.virtual_chunks))) {
   for (std::size_t i = 0; i < owner_names.size(); ++i) arenas_.emplace_back(device, owner_names[i], capacity[i]);
+  PC_CHECK(schedule_.num_chunks == config.parallel.virtual_chunks, "the schedule leaves chunks out");
   const ScheduleReport report = check_schedule(schedule_);
   PC_CHECK(report.ok(), report.problems.empty() ? "" : report.problems.front());
   const std::int64_t max_alive = report.max_alive[static_cast<std::size_t>(grid_.at.pipeline)];

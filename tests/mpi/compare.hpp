@@ -9,9 +9,9 @@
 namespace potato::test {
 
 struct Difference {
-  double loss = 0;    // largest relative difference
+  double loss = 0;  // largest relative difference
   double norm = 0;
-  double weight = 0;  // largest |a − b| / max(max |b|, 0.02) over tensors, key biases left out
+  double weight = 0;    // largest |a − b| / max(max |b|, 0.02) over tensors, key biases left out
   double key_bias = 0;  // largest |a|: zero in exact arithmetic, noise that Adam can amplify
   std::string worst_tensor;
 };

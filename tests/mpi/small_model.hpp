@@ -62,7 +62,7 @@ inline Config small_config() {
   config.train.global_batch_size = 16;
   config.train.micro_batch_size = 2;
   config.parallel.bucket_size = 10000;  // several buckets
-  config.optimizer.learning_rate = 3e-3;
+  config.optimizer.learning_rate = 1e-3;
   config.optimizer.warmup_steps = 3;
   config.precision.dtype = Precision::fp64;
   return config;

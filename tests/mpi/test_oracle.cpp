@@ -54,13 +54,11 @@ Config config_of(const Combination& c) {
 }
 
 std::string name_of(const Combination& c) {
-  return cat(c.data, "x", c.tensor, "x", c.pipeline, c.sequence ? " sequence " : " ", to_text(c.schedule), "/", c.chunks,
-             " recompute ", to_text(c.recompute), " micro-batch ", c.micro_batch, " ", to_text(c.precision));
+  return cat(c.data, "x", c.tensor, "x", c.pipeline, c.sequence ? " sequence " : " ", to_text(c.schedule), "/",
+             c.chunks, " recompute ", to_text(c.recompute), " micro-batch ", c.micro_batch, " ", to_text(c.precision));
 }
 
-bool is_valid(const Combination& c) {
-  return check_config(config_of(c), c.data * c.tensor * c.pipeline).empty();
-}
+bool is_valid(const Combination& c) { return check_config(config_of(c), c.data * c.tensor * c.pipeline).empty(); }
 
 // One rank's result, made on rank 0 and remembered.
 const RunResult& oracle(const Combination& c) {
@@ -117,10 +115,9 @@ TEST_CASE("case-09 case-10 case-11 case-12 case-13 case-16: every grid equals on
 }
 
 TEST_CASE("every grid equals one rank, full product", "[.][long-oracle]") {
-  const std::vector<std::array<int, 3>> grids = {{8, 1, 1}, {4, 2, 1}, {4, 1, 2}, {2, 4, 1}, {2, 1, 4}, {2, 2, 2},
-                                                 {1, 8, 1}, {1, 4, 2}, {1, 2, 4}, {1, 1, 8}, {4, 1, 1}, {2, 2, 1},
-                                                 {2, 1, 2}, {1, 4, 1}, {1, 2, 2}, {1, 1, 4}, {2, 1, 1}, {1, 2, 1},
-                                                 {1, 1, 2}, {1, 1, 1}};
+  const std::vector<std::array<int, 3>> grids = {
+      {8, 1, 1}, {4, 2, 1}, {4, 1, 2}, {2, 4, 1}, {2, 1, 4}, {2, 2, 2}, {1, 8, 1}, {1, 4, 2}, {1, 2, 4}, {1, 1, 8},
+      {4, 1, 1}, {2, 2, 1}, {2, 1, 2}, {1, 4, 1}, {1, 2, 2}, {1, 1, 4}, {2, 1, 1}, {1, 2, 1}, {1, 1, 2}, {1, 1, 1}};
   int num_checked = 0;
   for (const auto& grid : grids) {
     for (const bool sequence : {false, true}) {
@@ -129,8 +126,8 @@ TEST_CASE("every grid equals one rank, full product", "[.][long-oracle]") {
         for (const Recompute recompute : {none, selective, full}) {
           for (const int micro_batch : {1, 2, 4}) {
             for (const Precision precision : {fp64, fp32}) {
-              const Combination c{grid[0],   grid[1],     grid[2],  sequence, schedule, chunks,
-                                  recompute, micro_batch, precision};
+              const Combination c{grid[0], grid[1],   grid[2],     sequence, schedule,
+                                  chunks,  recompute, micro_batch, precision};
               if (!is_valid(c)) continue;
               check_combination(c);
               ++num_checked;

@@ -16,7 +16,7 @@ namespace potato {
 
 struct DatasetOptions {
   std::string path;                  // comma-separated files and globs
-  std::string tokenizer = "byte";    // of text files; token files need none
+  std::string tokenizer = "bytes";   // of text files; token files need none
   std::string cache_dir;             // for the tokens of text files
   double validation_fraction = 0.0;  // 0: no validation split
   std::int64_t sequence_length = 0;

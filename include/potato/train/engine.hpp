@@ -49,7 +49,7 @@ class Engine {
   // Declares, allocates and initialises. `capacity` in bytes by owner; ignored on `dry`. Collective over the grid only
   // in so far as `grid` was made collectively.
   Engine(const Config& config, GridCommunicators grid, Device device, const OwnerBytes& capacity,
-         std::function<void(std::exception_ptr)> on_stream_error);
+         const std::function<void(std::exception_ptr)>& on_stream_error);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -1,0 +1,151 @@
+// The checks between keys, and what follows from keys and ranks.
+#include <algorithm>
+
+#include "potato/config/config.hpp"
+#include "potato/core/error.hpp"
+
+namespace potato {
+
+namespace {
+
+std::string divisors(std::int64_t n) {
+  std::string text;
+  for (std::int64_t d = 1; d <= n && text.size() < 60; ++d) {
+    if (n % d == 0) text += cat(text.empty() ? "" : ", ", d);
+  }
+  return text;
+}
+
+void check_divides(const char* whole_name, std::int64_t whole, const char* part_name, std::int64_t part,
+                   std::vector<std::string>& problems) {
+  if (whole % part == 0) return;
+  problems.push_back(cat(part_name, " = ", part, " does not divide ", whole_name, " = ", whole, "; valid for this ",
+                         whole_name, ": ", divisors(whole)));
+}
+
+void check_model(const Config& config, std::vector<std::string>& problems) {
+  const ModelConfig& model = config.model;
+  if (model.family != "gpt2") problems.push_back(cat("model.family = ", model.family, " is unknown; valid: gpt2"));
+  check_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads, problems);
+  check_divides("model.num_heads", model.num_heads, "parallel.tensor", config.parallel.tensor, problems);
+  check_divides("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tensor", config.parallel.tensor, problems);
+  if (model.vocab_size == 1)
+    problems.push_back("model.vocab_size = 1: at least 2 tokens are needed (0: the tokenizer's)");
+  if (config.train.sequence_length > model.max_position_embeddings) {
+    problems.push_back(cat("train.sequence_length = ", config.train.sequence_length,
+                           " exceeds model.max_position_embeddings = ", model.max_position_embeddings,
+                           "; raise the one or lower the other"));
+  }
+}
+
+void check_rest(const Config& config, std::vector<std::string>& problems) {
+  if (config.run.device == DeviceChoice::cuda) {
+    problems.push_back("run.device = cuda: this build has no CUDA back end; use run.device = cpu or auto");
+  }
+  if (config.data.path.empty()) problems.push_back("data.path is empty: name a text file or a token file");
+  if (config.data.tokenizer != "bytes") {
+    problems.push_back(cat("data.tokenizer = ", config.data.tokenizer, " is unknown; valid: bytes"));
+  }
+  if (config.optimizer.warmup_steps > config.train.steps) {
+    problems.push_back(cat("optimizer.warmup_steps = ", config.optimizer.warmup_steps,
+                           " exceeds train.steps = ", config.train.steps, "; lower it"));
+  }
+  if (config.optimizer.min_learning_rate > config.optimizer.learning_rate) {
+    problems.push_back(cat("optimizer.min_learning_rate = ", config.optimizer.min_learning_rate,
+                           " exceeds optimizer.learning_rate = ", config.optimizer.learning_rate, "; lower it"));
+  }
+}
+
+// The batch sizes that are nearest to the given one, below and above, of those that `unit` divides.
+std::string nearest_multiples(std::int64_t value, std::int64_t unit) {
+  const std::int64_t below = value / unit * unit;
+  return below > 0 ? cat(below, " or ", below + unit) : cat(unit);
+}
+
+void check_batch(const Config& config, std::int64_t data_ranks, std::vector<std::string>& problems) {
+  const std::int64_t global = config.train.global_batch_size;
+  const std::int64_t micro = config.train.micro_batch_size;
+  if (global % (micro * data_ranks) != 0) {
+    problems.push_back(cat(
+        "train.global_batch_size = ", global, " must be train.micro_batch_size (", micro, ") x data ranks (",
+        data_ranks, " = ranks ", data_ranks * config.parallel.tensor * config.parallel.pipeline, " / (parallel.tensor ",
+        config.parallel.tensor, " x parallel.pipeline ", config.parallel.pipeline,
+        ")) x micro-batches: nearest valid train.global_batch_size: ", nearest_multiples(global, micro * data_ranks),
+        global % data_ranks == 0 ? cat("; or a train.micro_batch_size of ", divisors(global / data_ranks))
+                                 : std::string()));
+    return;
+  }
+  const std::int64_t micro_batches = global / (micro * data_ranks);
+  if (config.parallel.schedule == PipelineSchedule::interleaved && micro_batches % config.parallel.pipeline != 0) {
+    problems.push_back(cat("parallel.schedule = interleaved needs micro-batches (", micro_batches, " = ", global,
+                           " / (", micro, " x ", data_ranks, ")) that parallel.pipeline = ", config.parallel.pipeline,
+                           " divides; nearest valid train.global_batch_size: ",
+                           nearest_multiples(global, micro * data_ranks * config.parallel.pipeline)));
+  }
+}
+
+void check_pipeline(const Config& config, std::vector<std::string>& problems) {
+  const ParallelConfig& parallel = config.parallel;
+  const bool is_interleaved = parallel.schedule == PipelineSchedule::interleaved;
+  if (parallel.virtual_chunks > 1 && !is_interleaved) {
+    problems.push_back(cat("parallel.virtual_chunks = ", parallel.virtual_chunks,
+                           " has no effect with parallel.schedule = ", to_text(parallel.schedule),
+                           "; use interleaved, or 1 chunk"));
+  }
+  if (is_interleaved && (parallel.virtual_chunks < 2 || parallel.pipeline < 2)) {
+    problems.push_back(cat("parallel.schedule = interleaved needs parallel.pipeline >= 2 (is ", parallel.pipeline,
+                           ") and parallel.virtual_chunks >= 2 (is ", parallel.virtual_chunks, ")"));
+  }
+  if (config.model.num_layers < parallel.pipeline * parallel.virtual_chunks) {
+    problems.push_back(cat("model.num_layers = ", config.model.num_layers, " is less than parallel.pipeline (",
+                           parallel.pipeline, ") x parallel.virtual_chunks (", parallel.virtual_chunks,
+                           "): each stage and chunk needs a layer"));
+  }
+  const std::int64_t rows = config.train.micro_batch_size * config.train.sequence_length;
+  if (parallel.sequence && rows % parallel.tensor != 0) {
+    problems.push_back(cat("parallel.sequence = true needs train.micro_batch_size x train.sequence_length (", rows,
+                           ") to be a multiple of parallel.tensor = ", parallel.tensor));
+  }
+}
+
+std::string valid_grids(std::int64_t num_ranks) {
+  std::string text;
+  for (std::int64_t tensor = 1; tensor <= num_ranks; ++tensor) {
+    for (std::int64_t pipeline = 1; tensor * pipeline <= num_ranks && text.size() < 200; ++pipeline) {
+      if (num_ranks % (tensor * pipeline) == 0) text += cat(text.empty() ? "" : ", ", tensor, "x", pipeline);
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> check_config(const Config& config, std::int64_t num_ranks) {
+  std::vector<std::string> problems;
+  check_model(config, problems);
+  check_rest(config, problems);
+  check_pipeline(config, problems);
+  const std::int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
+  if (num_ranks % model_ranks != 0) {
+    problems.push_back(cat("parallel.tensor (", config.parallel.tensor, ") x parallel.pipeline (",
+                           config.parallel.pipeline, ") = ", model_ranks, " does not divide the ", num_ranks,
+                           " rank(s) that were started; valid tensor x pipeline for ", num_ranks, ": ",
+                           valid_grids(num_ranks)));
+  } else {
+    check_batch(config, num_ranks / model_ranks, problems);
+  }
+  return problems;
+}
+
+GridShape derive_grid(const Config& config, std::int64_t num_ranks) {
+  const std::vector<std::string> problems = check_config(config, num_ranks);
+  if (!problems.empty()) throw ConfigError(problems);
+  return {num_ranks / (config.parallel.tensor * config.parallel.pipeline), config.parallel.tensor,
+          config.parallel.pipeline};
+}
+
+std::int64_t num_micro_batches(const Config& config, const GridShape& grid) {
+  return config.train.global_batch_size / (config.train.micro_batch_size * grid.data);
+}
+
+}  // namespace potato

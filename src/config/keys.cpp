@@ -1,0 +1,311 @@
+#include "keys.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "potato/core/error.hpp"
+
+namespace potato {
+
+namespace {
+
+constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
+
+template <typename Enum>
+using Names = std::vector<std::pair<Enum, std::string>>;
+
+const Names<DeviceChoice> device_names = {
+    {DeviceChoice::automatic, "auto"}, {DeviceChoice::cpu, "cpu"}, {DeviceChoice::cuda, "cuda"}};
+const Names<PipelineSchedule> schedule_names = {{PipelineSchedule::gpipe, "gpipe"},
+                                                {PipelineSchedule::one_f_one_b, "1f1b"},
+                                                {PipelineSchedule::interleaved, "interleaved"}};
+const Names<Recompute> recompute_names = {
+    {Recompute::none, "none"}, {Recompute::selective, "selective"}, {Recompute::full, "full"}};
+const Names<LearningRateSchedule> rate_names = {{LearningRateSchedule::constant, "constant"},
+                                                {LearningRateSchedule::linear, "linear"},
+                                                {LearningRateSchedule::cosine, "cosine"}};
+const Names<Precision> precision_names = {{Precision::fp32, "fp32"}, {Precision::fp64, "fp64"}};
+
+template <typename Enum>
+std::string name_of(const Names<Enum>& names, Enum value) {
+  for (const auto& [known, name] : names) {
+    if (known == value) return name;
+  }
+  throw Error("a value without a name");
+}
+
+// A number that is the whole text.
+template <typename Number>
+bool parse(const std::string& text, Number& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+std::string shortest(double value) {
+  std::array<char, 40> text{};
+  const auto result = std::to_chars(text.data(), text.data() + text.size(), value);
+  return {text.data(), result.ptr};
+}
+
+// Line breaks and tabs of a one-line value.
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '\n') {
+      result += "\\n";
+    } else if (c == '\t') {
+      result += "\\t";
+    } else if (c == '\\') {
+      result += "\\\\";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string unescaped(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      result += text[i];
+      continue;
+    }
+    ++i;
+    result += text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
+  }
+  return result;
+}
+
+template <typename Field>
+ConfigKey integer(const char* section, const char* name, Field field, std::int64_t least, const char* unit,
+                  const char* meaning) {
+  return {section,
+          name,
+          unit,
+          cat("integer >= ", least),
+          meaning,
+          [field](const Config& c) { return std::to_string(field(const_cast<Config&>(c))); },
+          [field, least](Config& c, const std::string& text) {
+            std::int64_t value = 0;
+            if (!parse(text, value) || value < least || value == no_limit) return false;
+            field(c) = value;
+            return true;
+          }};
+}
+
+// Limits: `open_below` and `open_above` say whether the limit itself is excluded.
+template <typename Field>
+ConfigKey real(const char* section, const char* name, Field field, double least, bool open_below, double most,
+               bool open_above, const char* unit, const char* meaning) {
+  const bool bounded = std::isfinite(most);
+  const std::string valid = bounded
+                                ? cat("number in ", open_below ? "(" : "[", least, ", ", most, open_above ? ")" : "]")
+                                : cat("number ", open_below ? "> " : ">= ", least);
+  return {section,
+          name,
+          unit,
+          valid,
+          meaning,
+          [field](const Config& c) { return shortest(field(const_cast<Config&>(c))); },
+          [=](Config& c, const std::string& text) {
+            double value = 0;
+            if (!parse(text, value) || !std::isfinite(value)) return false;
+            if (value < least || (open_below && value == least)) return false;
+            if (value > most || (open_above && value == most)) return false;
+            field(c) = value;
+            return true;
+          }};
+}
+
+template <typename Field>
+ConfigKey boolean(const char* section, const char* name, Field field, const char* meaning) {
+  return {section,
+          name,
+          "",
+          "true | false",
+          meaning,
+          [field](const Config& c) { return std::string(field(const_cast<Config&>(c)) ? "true" : "false"); },
+          [field](Config& c, const std::string& text) {
+            if (text != "true" && text != "false") return false;
+            field(c) = text == "true";
+            return true;
+          }};
+}
+
+template <typename Field>
+ConfigKey text(const char* section, const char* name, Field field, const char* valid, const char* meaning) {
+  return {section,
+          name,
+          "",
+          valid,
+          meaning,
+          [field](const Config& c) { return escaped(field(const_cast<Config&>(c))); },
+          [field](Config& c, const std::string& value) {
+            field(c) = unescaped(value);
+            return true;
+          }};
+}
+
+template <typename Enum, typename Field>
+ConfigKey choice(const char* section, const char* name, Field field, const Names<Enum>& names, const char* meaning) {
+  std::string valid;
+  for (const auto& entry : names) valid += (valid.empty() ? "" : " | ") + entry.second;
+  return {section,
+          name,
+          "",
+          valid,
+          meaning,
+          [field, &names](const Config& c) { return name_of(names, field(const_cast<Config&>(c))); },
+          [field, &names](Config& c, const std::string& value) {
+            for (const auto& [known, spelling] : names) {
+              if (spelling != value) continue;
+              field(c) = known;
+              return true;
+            }
+            return false;
+          }};
+}
+
+#define PC_FIELD(section, key) \
+  [](Config & c) -> auto& { return c.section.key; }
+#define PC_INTEGER(section, key, least, unit, meaning) \
+  integer(#section, #key, PC_FIELD(section, key), least, unit, meaning)
+#define PC_POSITIVE(section, key, unit, meaning) \
+  real(#section, #key, PC_FIELD(section, key), 0, true, std::numeric_limits<double>::infinity(), false, unit, meaning)
+#define PC_NOT_NEGATIVE(section, key, unit, meaning) \
+  real(#section, #key, PC_FIELD(section, key), 0, false, std::numeric_limits<double>::infinity(), false, unit, meaning)
+#define PC_FRACTION(section, key, meaning) real(#section, #key, PC_FIELD(section, key), 0, false, 1, true, "", meaning)
+#define PC_BOOLEAN(section, key, meaning) boolean(#section, #key, PC_FIELD(section, key), meaning)
+#define PC_TEXT(section, key, valid, meaning) text(#section, #key, PC_FIELD(section, key), valid, meaning)
+#define PC_CHOICE(section, key, names, meaning) choice(#section, #key, PC_FIELD(section, key), names, meaning)
+
+std::vector<ConfigKey> make_keys() {
+  return {
+      PC_CHOICE(run, device, device_names, "What computes. auto: a GPU where the build and the machine have one."),
+      PC_INTEGER(run, threads, 0, "threads",
+                 "CPU threads of a rank. 0: the cores that the rank may use, shared between the ranks of the host."),
+      PC_INTEGER(run, seed, 0, "", "Seed of everything random: initial weights, dropout, data order."),
+      PC_TEXT(run, dir, "path", "Folder of the run: checkpoints, cache and samples."),
+      PC_BOOLEAN(run, deterministic, "Repeat a step bitwise on the same grid and machine. CPU runs always do."),
+      PC_POSITIVE(run, abort_timeout_s, "s", "A job with a failed rank has ended after this time."),
+      PC_INTEGER(run, debug_stream_delay_us, 0, "us",
+                 "For tests: tasks of CPU streams start after a random delay of up to this."),
+
+      PC_TEXT(model, family, "gpt2", "Architecture."),
+      PC_INTEGER(model, num_layers, 1, "layers", "Transformer layers."),
+      PC_INTEGER(model, hidden_size, 1, "channels", "Width of the residual stream."),
+      PC_INTEGER(model, num_heads, 1, "heads", "Attention heads; they divide hidden_size."),
+      PC_INTEGER(model, ffn_hidden_size, 0, "channels", "Width of the feed-forward layer. 0: 4 x hidden_size."),
+      PC_INTEGER(model, max_position_embeddings, 0, "tokens",
+                 "Longest sequence that positions exist for. 0: train.sequence_length."),
+      PC_INTEGER(model, vocab_size, 0, "tokens",
+                 "Vocabulary. 0: the tokenizer's; must be given for token files, which do not say it."),
+      PC_FRACTION(model, dropout, "Dropout of embeddings, attention probabilities and both residual branches."),
+      PC_BOOLEAN(model, tie_embeddings, "The head shares the token embedding's weight."),
+
+      PC_INTEGER(parallel, tensor, 1, "ranks", "Tensor-parallel ranks T: heads and feed-forward width are split."),
+      PC_INTEGER(parallel, pipeline, 1, "ranks", "Pipeline stages P. The data axis has ranks / (T x P)."),
+      PC_BOOLEAN(parallel, sequence, "Sequence parallelism: norms and dropout work on token shards."),
+      PC_CHOICE(parallel, schedule, schedule_names, "Pipeline schedule."),
+      PC_INTEGER(parallel, virtual_chunks, 1, "chunks", "Layer chunks of a stage; more than 1 with interleaved only."),
+      PC_INTEGER(parallel, bucket_size, 1, "elements",
+                 "Gradients are reduced over the data axis in buckets of this size."),
+      PC_BOOLEAN(parallel, overlap_grad_reduce, "Reduce buckets while backward still runs."),
+
+      PC_TEXT(data, path, "files, globs",
+              "Text files, or token files (.bin of llm.c or nanoGPT); several separated by commas."),
+      PC_TEXT(data, tokenizer, "bytes", "Of text files: 256 bytes and an end-of-text token."),
+      PC_TEXT(data, cache_dir, "path", "Where the tokens of text files are cached. Empty: run.dir/cache."),
+      real("data", "validation_fraction", PC_FIELD(data, validation_fraction), 0, false, 0.5, false, "",
+           "Part of the data held out: every (1 / fraction)-th block of 65,536 tokens. 0: none."),
+
+      PC_INTEGER(train, steps, 1, "steps", "Optimizer steps, counted from the run's very first."),
+      PC_INTEGER(train, sequence_length, 1, "tokens", "Tokens of a sample."),
+      PC_INTEGER(train, global_batch_size, 1, "sequences", "Samples of a step, over all data ranks and micro-batches."),
+      PC_INTEGER(train, micro_batch_size, 1, "sequences", "Samples of one pass of one data rank."),
+      PC_CHOICE(
+          train, recompute, recompute_names,
+          "Activations computed again in backward. selective: norms and activation functions; full: whole layers."),
+      PC_INTEGER(train, loss_chunk_tokens, 0, "tokens",
+                 "The loss is computed in chunks of so many tokens, so that logits need less memory. 0: all at once."),
+
+      PC_POSITIVE(optimizer, learning_rate, "", "Peak learning rate of AdamW."),
+      PC_NOT_NEGATIVE(optimizer, min_learning_rate, "", "Where linear and cosine schedules end."),
+      PC_INTEGER(optimizer, warmup_steps, 0, "steps", "Linear warm-up."),
+      PC_CHOICE(optimizer, schedule, rate_names, "Learning rate after the warm-up."),
+      PC_NOT_NEGATIVE(optimizer, weight_decay, "", "Decoupled decay; not of norms and biases."),
+      PC_FRACTION(optimizer, beta1, "AdamW's beta1."),
+      PC_FRACTION(optimizer, beta2, "AdamW's beta2."),
+      PC_POSITIVE(optimizer, eps, "", "AdamW's epsilon."),
+      PC_NOT_NEGATIVE(optimizer, gradient_clipping, "", "Largest global gradient norm. 0: no clipping."),
+
+      PC_CHOICE(precision, dtype, precision_names, "Of weights, activations, gradients and moments."),
+
+      PC_INTEGER(checkpoint, every_steps, 0, "steps", "Save every so many steps. 0: only at the end."),
+      PC_BOOLEAN(checkpoint, at_end, "Save after the last step."),
+      PC_TEXT(checkpoint, resume, "none | latest | PATH", "Go on from a checkpoint, made on any grid."),
+
+      PC_INTEGER(log, steps_per_print, 1, "steps", "Steps between progress lines."),
+      PC_TEXT(log, metrics, "path", "File that gets one JSON object a step. Empty: none."),
+      PC_BOOLEAN(log, wall_clock_breakdown, "Also print where a step's time goes."),
+
+      PC_INTEGER(eval, every_steps, 0, "steps", "Evaluate every so many steps. 0: only at the end."),
+      PC_INTEGER(eval, batches, 1, "global batches", "Length of an evaluation on the way."),
+      PC_INTEGER(eval, final_batches, 0, "global batches", "Length of the last evaluation. 0: the whole split."),
+
+      PC_INTEGER(sample, tokens, 0, "tokens", "Length of the text generated at the end. 0: none."),
+      PC_TEXT(sample, prompt, "text", "What the generated text goes on from; \\n is a line break."),
+      PC_NOT_NEGATIVE(sample, temperature, "", "Of the drawn samples; 0: greedy."),
+      PC_INTEGER(sample, top_k, 0, "tokens", "Draw from the k likeliest tokens. 0: from all."),
+      PC_INTEGER(sample, seed, 0, "", "Seed of the drawn samples."),
+  };
+}
+
+// Levenshtein distance.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_keys() {
+  static const std::vector<ConfigKey> keys = make_keys();
+  return keys;
+}
+
+const ConfigKey* find_key(std::string_view full_name) {
+  for (const ConfigKey& key : config_keys()) {
+    if (key.full_name() == full_name) return &key;
+  }
+  return nullptr;
+}
+
+const ConfigKey& nearest_key(std::string_view full_name) {
+  return *std::min_element(config_keys().begin(), config_keys().end(), [&](const ConfigKey& a, const ConfigKey& b) {
+    return edit_distance(full_name, a.full_name()) < edit_distance(full_name, b.full_name());
+  });
+}
+
+std::string to_text(DeviceChoice value) { return name_of(device_names, value); }
+std::string to_text(PipelineSchedule value) { return name_of(schedule_names, value); }
+std::string to_text(Recompute value) { return name_of(recompute_names, value); }
+std::string to_text(LearningRateSchedule value) { return name_of(rate_names, value); }
+std::string to_text(Precision value) { return name_of(precision_names, value); }
+
+}  // namespace potato
