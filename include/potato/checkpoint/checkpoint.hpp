@@ -1,0 +1,70 @@
+// Checkpoints: one HDF5 file that holds logical tensors, so that any grid can go on from any other's.
+//
+//   FOLDER/step-00000200/checkpoint.h5     /model/NAME, /optimizer/exp_avg/NAME, /optimizer/exp_avg_sq/NAME, /info/TEXT
+//   FOLDER/latest                          the name of the newest committed step folder
+//
+// A checkpoint is written as step-N.tmp, synced and renamed; only then `latest` moves.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "potato/comm/host_group.hpp"
+#include "potato/params/registry.hpp"
+
+namespace potato {
+
+// A checkpoint could not be saved; the same on all ranks. What was committed before is untouched.
+class SaveError : public Error {
+ public:
+  using Error::Error;
+};
+
+// What a checkpoint says beside its tensors.
+struct CheckpointInfo {
+  std::int64_t step = 0;         // updates done
+  std::int64_t next_sample = 0;  // global sample number of the next step's first sample
+  std::int64_t tokens = 0;       // seen
+  std::string model_signature;   // JSON of what must be equal to load it
+  std::string config_ini;
+  std::string command_line;
+  std::string environment;  // masked
+  std::string grid;
+  std::string fingerprint;  // of numerics
+  std::string versions;
+  std::string dtype;
+};
+
+// A flat block of host memory with the registry's offsets, stored under `prefix` + "/" + logical name.
+struct TensorGroup {
+  std::string prefix;
+  TensorView flat;
+};
+
+// Collective over `group`. Ranks with `writes_pieces` (data coordinate 0) write the pieces that they own, into one
+// file, in parallel. Throws SaveError on all ranks where the disk is too small or anything fails. Returns the committed
+// folder.
+std::string save_checkpoint(const std::string& folder, const HostGroup& group, const ParameterRegistry& registry,
+                            std::span<const TensorGroup> groups, const CheckpointInfo& info, bool writes_pieces);
+
+// The file that `resume` names: "" for none, or for latest where nothing was committed yet. `resume` may be a step
+// folder, a folder of step folders, or a file. Collective; throws ConfigError on all ranks.
+std::string resolve_checkpoint(const std::string& resume, const std::string& folder, const HostGroup& group);
+
+// Collective; throws ConfigError on all ranks where the file is missing, foreign or truncated.
+CheckpointInfo read_checkpoint_info(const std::string& path, const HostGroup& group);
+
+// Collective. Fills every piece of every group; each rank reads its own pieces, replicas too. Throws one ConfigError on
+// all ranks for missing datasets, unexpected ones, and shapes that differ.
+void load_checkpoint(const std::string& path, const HostGroup& group, const ParameterRegistry& registry,
+                     std::span<const TensorGroup> groups);
+
+// Removes what killed saves left in `folder` (step-N.tmp). Collective.
+void clean_leftovers(const std::string& folder, const HostGroup& group);
+
+// All environment variables, one a line, sorted; values of names that contain KEY, TOKEN, SECRET or PASSWORD are ***.
+std::string masked_environment();
+
+}  // namespace potato

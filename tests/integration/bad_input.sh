@@ -1,0 +1,247 @@
+#!/bin/bash
+# bad_input.sh PROGRAM SCRATCH: mistakes of users, one run each: a clear message, said once, exit code 2, no hang, and
+# nothing that was there is lost.
+# shellcheck source=tests/integration/common.sh
+. "$(dirname "$0")/common.sh"
+
+# --- command line and configuration file ---
+title="no arguments"
+launch_alone
+mistake 'no configuration is given'
+expect_text 'usage: potatochat'
+
+title="configuration file that does not exist"
+launch 2 nowhere.ini
+mistake 'nowhere.ini.*No such file'
+
+title="configuration that is a folder"
+mkdir -p folder.ini
+launch_alone folder.ini
+mistake 'folder.ini is a folder'
+
+title="line that is no INI"
+printf '[train]\nsteps 6\n' >broken.ini
+launch_alone broken.ini
+mistake 'broken.ini'
+
+title="case-17: unknown key in the file"
+{ cat "$base"; printf '[optimizer]\ngradient_clipp1ng = 1\n'; } >misspelt.ini
+launch 2 misspelt.ini
+mistake "misspelt.ini:$(wc -l <misspelt.ini): .*optimizer.gradient_clipp1ng.*did you mean optimizer.gradient_clipping"
+
+title="case-17: unknown key on the command line"
+launch_alone "$base" --train.stpes=3
+mistake 'command line: .*train.stpes.*did you mean train.steps'
+
+title="two mistakes at once"
+launch_alone "$base" --train.steps=0 --model.dropout=1.5 --run.sead=3
+mistake 'train.steps = 0' 'model.dropout = 1.5' 'run.sead = 3'
+
+title="out-of-range values"
+for setting in train.steps=-1 train.steps=1e3 train.micro_batch_size=99999999999999999999 optimizer.learning_rate=0 \
+  optimizer.learning_rate=nan optimizer.beta2=1 data.validation_fraction=0.7 parallel.schedule=2f2b precision.dtype=fp8 \
+  parallel.sequence=yes optimizer.weight_decay=-0.1 log.steps_per_print=0; do
+  title="out of range: $setting"
+  launch_alone "$base" "--$setting"
+  mistake "command line: ${setting%%=*} = ${setting#*=} is not valid: .* is needed"
+done
+
+title="key without a value"
+launch_alone "$base" --train.steps
+mistake 'train.steps needs a value'
+
+# --- the grid ---
+title="tensor ranks that do not divide the heads"
+launch 3 "$base" --parallel.tensor=3 --train.global_batch_size=8
+expect_exit 2
+expect_once 'parallel.tensor = 3 does not divide model.num_heads = 4; valid.*1, 2, 4'
+
+title="grid that does not divide the ranks"
+launch 3 "$base" --parallel.tensor=2
+mistake 'parallel.tensor \(2\) x parallel.pipeline \(1\) = 2 does not divide the 3 rank.*1x1, 1x3, 3x1'
+
+title="case-16: more stages than layers"
+launch 4 "$base" --parallel.pipeline=4
+mistake 'model.num_layers = 2 is less than parallel.pipeline \(4\) x parallel.virtual_chunks \(1\)'
+
+title="case-18: batch that does not divide"
+launch 2 "$base" --train.global_batch_size=10
+mistake 'train.global_batch_size = 10 must be train.micro_batch_size \(2\) x data ranks \(2 = ranks 2 / \(parallel.tensor 1 x parallel.pipeline 1\)\).*8 or 12'
+
+title="more threads than cores"
+launch_alone "$base" --run.threads=4096
+mistake 'run.threads = 4096, but this rank may use [0-9]+ core'
+
+title="case-20: a launcher of another MPI"
+OMPI_COMM_WORLD_SIZE=4 launch_alone "$base"
+mistake '\(mpirun\) started 4 processes, but MPI sees 1 rank'
+
+# --- data ---
+title="data that does not exist"
+launch 2 "$base" --data.path=nowhere.txt
+mistake "data.path: 'nowhere.txt' cannot be read: No such file"
+
+title="glob without a match"
+launch_alone "$base" '--data.path=nowhere-*.txt'
+mistake "no file matches 'nowhere-\*.txt'"
+
+title="case-21: empty data"
+: >empty.txt
+launch 2 "$base" --data.path=empty.txt
+mistake "empty.txt' is empty \(0 bytes\)"
+
+title="case-21: too little data"
+printf 'too short\n' >tiny.txt
+launch 2 "$base" --data.path=tiny.txt
+mistake 'data.path holds 10 tokens, too few: .*train.sequence_length = 32 needs 33.*at least 660 tokens'
+
+title="data that is a folder"
+mkdir -p folder
+launch 2 "$base" --data.path=folder
+mistake "'folder' is a directory"
+
+title="data that may not be read"
+cp text.txt locked.txt
+chmod 000 locked.txt
+if [ -r locked.txt ]; then
+  skip "this user may read everything"
+else
+  launch 2 "$base" --data.path=locked.txt
+  mistake "locked.txt' cannot be opened: Permission denied"
+fi
+
+title="two bad files at once"
+launch_alone "$base" --data.path=nowhere.txt,empty.txt
+mistake "'nowhere.txt' cannot be read" "'empty.txt' is empty"
+
+# 4,000 tokens of two bytes below 101; token 3,000 is 300 there.
+title="case-24: token id beyond the vocabulary"
+awk 'BEGIN { for (i = 0; i < 4000; ++i) printf "%s", i == 3000 ? "\\054\\001" : sprintf("\\%03o\\000", i % 100 + 1) }' >octal
+printf '%b' "$(cat octal)" >tokens.bin
+launch 2 "$base" --data.path=tokens.bin --model.vocab_size=257
+mistake 'tokens.bin.*3000.*300.*257|tokens.bin.*300.*3000.*257'
+title="case-24: the same file with a vocabulary that holds all"
+launch_alone "$base" --data.path=tokens.bin --model.vocab_size=301 --train.steps=1 --checkpoint.at_end=false
+expect_exit 0
+expect_text 'format nanoGPT' 'sample +none'
+
+title="token file without model.vocab_size"
+launch_alone "$base" --data.path=tokens.bin
+mistake 'model.vocab_size = 0 .*token files'
+
+title="nanoGPT file of odd size"
+{ cat tokens.bin; printf 'x'; } >odd.bin
+launch_alone "$base" --data.path=odd.bin --model.vocab_size=301
+mistake "odd.bin' has 8001 bytes.*must be even"
+
+# llm.c: magic 20240520 = 0x0134D888, version 1, 4000 tokens = 0x0FA0, zeros up to 1,024 bytes.
+llm_c_header() { printf '\210\330\064\001\001\000\000\000%b\000\000' "$1"; head -c 1012 /dev/zero; }
+title="llm.c file whose header has the right count"
+{ llm_c_header '\240\017'; cat tokens.bin; } >right.bin
+launch_alone "$base" --data.path=right.bin --model.vocab_size=301 --train.steps=1 --checkpoint.at_end=false
+expect_exit 0
+expect_text 'format llm.c'
+title="llm.c file whose header has a wrong count"
+{ llm_c_header '\241\017'; cat tokens.bin; } >wrong.bin
+launch_alone "$base" --data.path=wrong.bin --model.vocab_size=301
+mistake "wrong.bin' says in its header that it holds 4001 tokens, so 9026 bytes, but it has 9024 bytes"
+
+# --- output folders ---
+title="output folder below a file"
+launch 2 "$base" --run.dir=text.txt/run --log.metrics=
+mistake 'run.dir = text.txt/run: cannot be created: Not a directory'
+
+title="metrics file below a file"
+launch 2 "$base" --log.metrics=text.txt/metrics.jsonl
+mistake 'log.metrics = text.txt/metrics.jsonl: cannot be written'
+
+# --- checkpoints ---
+title="checkpoint to spoil"
+rm -rf run
+launch 2 "$base" --parallel.tensor=2
+expect_exit 0
+good=run/checkpoints/step-00000006/checkpoint.h5
+check "$good is there" [ -s $good ]
+state_of_run() { find run -type f -exec cksum {} + | sort; }
+state_of_run >before
+
+# spoilt PATTERN...: resuming is the user's mistake, and nothing of the run has changed.
+spoilt() {
+  mistake "$@"
+  state_of_run >after
+  check "the run's files are as before" cmp -s before after
+}
+
+title="resume from a path that does not exist"
+launch 2 "$base" --checkpoint.resume=run/checkpoints/step-99
+spoilt 'checkpoint.resume = run/checkpoints/step-99: no checkpoint there'
+
+title="checkpoint of another model"
+launch 2 "$base" --checkpoint.resume=latest --model.num_layers=3 --model.hidden_size=64 --train.steps=9
+spoilt 'model.num_layers = 3, but checkpoint .* has 2' 'model.hidden_size = 64, but checkpoint .* has 32'
+
+title="truncated checkpoint"
+cp $good truncated.h5
+truncate -s $(($(stat -c %s $good) / 2)) truncated.h5
+launch 2 "$base" --checkpoint.resume=truncated.h5 --train.steps=9
+spoilt 'checkpoint truncated.h5 cannot be read'
+
+title="empty checkpoint"
+mkdir -p step-00000006
+: >step-00000006/checkpoint.h5
+launch 2 "$base" --checkpoint.resume=step-00000006 --train.steps=9
+spoilt 'checkpoint step-00000006/checkpoint.h5 cannot be read'
+
+title="checkpoint that is no HDF5 file"
+launch 2 "$base" --checkpoint.resume=text.txt --train.steps=9
+spoilt 'checkpoint text.txt cannot be read'
+
+# The texts of a checkpoint lie in the file as they are, so one of 2 layers can be made to claim 3, and to miss one.
+title="case-02: checkpoint without some datasets"
+LC_ALL=C sed 's/"num_layers":2/"num_layers":3/' $good >missing.h5
+launch 2 "$base" --checkpoint.resume=missing.h5 --train.steps=9 --model.num_layers=3
+spoilt '/model/layers.2.mlp.up.weight is missing' '/optimizer/exp_avg/layers.2.mlp.up.weight is missing' \
+  '/optimizer/exp_avg_sq/layers.2.mlp.up.weight is missing'
+
+title="case-02: checkpoint with datasets that the model has no place for"
+LC_ALL=C sed 's/"num_layers":2/"num_layers":1/' $good >more.h5
+launch 2 "$base" --checkpoint.resume=more.h5 --train.steps=9 --model.num_layers=1
+spoilt 'more.h5: dataset /model/layers.1.mlp.up.weight belongs to no tensor'
+
+title="case-30: full disk"
+mkdir -p disk
+if mount -t tmpfs -o size=1900k tmpfs disk 2>/dev/null; then
+  launch 2 "$base" --run.dir=disk/run --checkpoint.every_steps=1 --train.steps=8
+  expect_failure
+  expect_text 'checkpoint +NOT saved, training goes on: .*[0-9]+ .*[0-9]+' '^step +8/8' 'validation loss'
+  kept=$(find disk/run/checkpoints -maxdepth 1 -name 'step-*' ! -name '*.tmp' | sort | tail -n 1)
+  expect_text "$kept committed"
+  check "no half checkpoint is left" [ -z "$(find disk/run/checkpoints -maxdepth 1 -name '*.tmp*')" ]
+  launch 2 "$base" --checkpoint.resume="$kept" --train.steps=9 --run.dir=after_full_disk --log.metrics=
+  title="case-30: the last checkpoint before the disk was full can be used"
+  expect_exit 0
+  expect_text '^step +9/9'
+  umount disk
+else
+  skip "mount is not allowed here"
+fi
+
+# --- what needs no configuration or prints it ---
+title="--help"
+launch_alone --help
+expect_exit 0
+expect_text 'micro_batch_size' 'Exit codes'
+title="--version"
+launch 2 --version
+expect_exit 0
+expect_once '^potatochat [0-9]+\.[0-9]+\.[0-9]+'
+title="--print-config, read back"
+launch_alone "$base" --train.steps=77 --print-config
+expect_exit 0
+expect_text '^steps = 77' '^ffn_hidden_size = 128'
+cp "$output" printed.ini
+launch_alone printed.ini --print-config
+expect_exit 0
+check "prints the same again" cmp -s printed.ini "$output"
+
+finish
