@@ -139,17 +139,22 @@ void replace_text_file(const fs::path& path, const std::string& text) {
   fs::rename(beside, path);
 }
 
-// The written folder takes its final name; a folder of the same step, from before a resume, gives way.
+// The written folder takes its final name. A folder of the same step, from before a resume, changes places with it in
+// one move, so that a kill at any moment leaves one of the two.
 void commit(const fs::path& folder, const fs::path& temporary, const fs::path& final_path) {
   sync_path(temporary / checkpoint_file_name);
   sync_path(temporary);
-  const fs::path old = final_path.string() + ".old.tmp";
-  if (fs::exists(final_path)) fs::rename(final_path, old);
-  fs::rename(temporary, final_path);
+  if (fs::exists(final_path)) {
+    if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, final_path.c_str(), RENAME_EXCHANGE) != 0) {
+      throw IoError(cat("cannot replace ", final_path.string(), ": ", std::strerror(errno)));
+    }
+  } else {
+    fs::rename(temporary, final_path);
+  }
   sync_path(folder);
   replace_text_file(folder / "latest", final_path.filename().string());
   sync_path(folder);
-  fs::remove_all(old);
+  fs::remove_all(temporary);
 }
 
 }  // namespace

@@ -46,6 +46,8 @@ void check_rest(const Config& config, std::vector<std::string>& problems) {
   if (config.data.tokenizer != "bytes") {
     problems.push_back(cat("data.tokenizer = ", config.data.tokenizer, " is unknown; valid: bytes"));
   }
+  if (config.checkpoint.resume.empty())
+    problems.push_back("checkpoint.resume is empty; valid: none, latest, or a path");
   if (config.optimizer.warmup_steps > config.train.steps) {
     problems.push_back(cat("optimizer.warmup_steps = ", config.optimizer.warmup_steps,
                            " exceeds train.steps = ", config.train.steps, "; lower it"));

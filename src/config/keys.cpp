@@ -51,18 +51,29 @@ std::string shortest(double value) {
   return {text.data(), result.ptr};
 }
 
-// Line breaks and tabs of a one-line value.
+// A one-line value that the INI parser gives back unchanged: line breaks, tabs, '#' and blanks at the ends are escaped.
 std::string escaped(const std::string& text) {
   std::string result;
-  for (const char c : text) {
-    if (c == '\n') {
-      result += "\\n";
-    } else if (c == '\t') {
-      result += "\\t";
-    } else if (c == '\\') {
-      result += "\\\\";
-    } else {
-      result += c;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool at_end = i == 0 || i + 1 == text.size();
+    switch (text[i]) {
+      case '\n':
+        result += "\\n";
+        break;
+      case '\t':
+        result += "\\t";
+        break;
+      case '\\':
+        result += "\\\\";
+        break;
+      case '#':
+        result += "\\h";
+        break;
+      case ' ':
+        result += at_end ? "\\s" : " ";
+        break;
+      default:
+        result += text[i];
     }
   }
   return result;
@@ -75,24 +86,24 @@ std::string unescaped(const std::string& text) {
       result += text[i];
       continue;
     }
-    ++i;
-    result += text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
+    const char code = text[++i];
+    result += code == 'n' ? '\n' : code == 't' ? '\t' : code == 'h' ? '#' : code == 's' ? ' ' : code;
   }
   return result;
 }
 
 template <typename Field>
 ConfigKey integer(const char* section, const char* name, Field field, std::int64_t least, const char* unit,
-                  const char* meaning) {
+                  const char* meaning, std::int64_t most) {
   return {section,
           name,
           unit,
-          cat("integer >= ", least),
+          most == no_limit ? cat("integer >= ", least) : cat("integer in [", least, ", ", most, "]"),
           meaning,
           [field](const Config& c) { return std::to_string(field(const_cast<Config&>(c))); },
-          [field, least](Config& c, const std::string& text) {
+          [field, least, most](Config& c, const std::string& text) {
             std::int64_t value = 0;
-            if (!parse(text, value) || value < least || value == no_limit) return false;
+            if (!parse(text, value) || value < least || value > most) return false;
             field(c) = value;
             return true;
           }};
@@ -174,7 +185,9 @@ ConfigKey choice(const char* section, const char* name, Field field, const Names
 #define PC_FIELD(section, key) \
   [](Config & c) -> auto& { return c.section.key; }
 #define PC_INTEGER(section, key, least, unit, meaning) \
-  integer(#section, #key, PC_FIELD(section, key), least, unit, meaning)
+  integer(#section, #key, PC_FIELD(section, key), least, unit, meaning, no_limit)
+#define PC_BOUNDED(section, key, least, most, unit, meaning) \
+  integer(#section, #key, PC_FIELD(section, key), least, unit, meaning, most)
 #define PC_POSITIVE(section, key, unit, meaning) \
   real(#section, #key, PC_FIELD(section, key), 0, true, std::numeric_limits<double>::infinity(), false, unit, meaning)
 #define PC_NOT_NEGATIVE(section, key, unit, meaning) \
@@ -187,7 +200,7 @@ ConfigKey choice(const char* section, const char* name, Field field, const Names
 std::vector<ConfigKey> make_keys() {
   return {
       PC_CHOICE(run, device, device_names, "What computes. auto: a GPU where the build and the machine have one."),
-      PC_INTEGER(run, threads, 0, "threads",
+      PC_BOUNDED(run, threads, 0, 1'024, "threads",
                  "CPU threads of a rank. 0: the cores that the rank may use, shared between the ranks of the host."),
       PC_INTEGER(run, seed, 0, "", "Seed of everything random: initial weights, dropout, data order."),
       PC_TEXT(run, dir, "path", "Folder of the run: checkpoints, cache and samples."),
@@ -197,22 +210,25 @@ std::vector<ConfigKey> make_keys() {
                  "For tests: tasks of CPU streams start after a random delay of up to this."),
 
       PC_TEXT(model, family, "gpt2", "Architecture."),
-      PC_INTEGER(model, num_layers, 1, "layers", "Transformer layers."),
-      PC_INTEGER(model, hidden_size, 1, "channels", "Width of the residual stream."),
-      PC_INTEGER(model, num_heads, 1, "heads", "Attention heads; they divide hidden_size."),
-      PC_INTEGER(model, ffn_hidden_size, 0, "channels", "Width of the feed-forward layer. 0: 4 x hidden_size."),
-      PC_INTEGER(model, max_position_embeddings, 0, "tokens",
+      PC_BOUNDED(model, num_layers, 1, 100'000, "layers", "Transformer layers."),
+      PC_BOUNDED(model, hidden_size, 1, 1'000'000, "channels", "Width of the residual stream."),
+      PC_BOUNDED(model, num_heads, 1, 100'000, "heads", "Attention heads; they divide hidden_size."),
+      PC_BOUNDED(model, ffn_hidden_size, 0, 10'000'000, "channels",
+                 "Width of the feed-forward layer. 0: 4 x hidden_size."),
+      PC_BOUNDED(model, max_position_embeddings, 0, 10'000'000, "tokens",
                  "Longest sequence that positions exist for. 0: train.sequence_length."),
-      PC_INTEGER(model, vocab_size, 0, "tokens",
+      PC_BOUNDED(model, vocab_size, 0, 100'000'000, "tokens",
                  "Vocabulary. 0: the tokenizer's; must be given for token files, which do not say it."),
       PC_FRACTION(model, dropout, "Dropout of embeddings, attention probabilities and both residual branches."),
       PC_BOOLEAN(model, tie_embeddings, "The head shares the token embedding's weight."),
 
-      PC_INTEGER(parallel, tensor, 1, "ranks", "Tensor-parallel ranks T: heads and feed-forward width are split."),
-      PC_INTEGER(parallel, pipeline, 1, "ranks", "Pipeline stages P. The data axis has ranks / (T x P)."),
+      PC_BOUNDED(parallel, tensor, 1, 100'000, "ranks",
+                 "Tensor-parallel ranks T: heads and feed-forward width are split."),
+      PC_BOUNDED(parallel, pipeline, 1, 100'000, "ranks", "Pipeline stages P. The data axis has ranks / (T x P)."),
       PC_BOOLEAN(parallel, sequence, "Sequence parallelism: norms and dropout work on token shards."),
       PC_CHOICE(parallel, schedule, schedule_names, "Pipeline schedule."),
-      PC_INTEGER(parallel, virtual_chunks, 1, "chunks", "Layer chunks of a stage; more than 1 with interleaved only."),
+      PC_BOUNDED(parallel, virtual_chunks, 1, 1'000, "chunks",
+                 "Layer chunks of a stage; more than 1 with interleaved only."),
       PC_INTEGER(parallel, bucket_size, 1, "elements",
                  "Gradients are reduced over the data axis in buckets of this size."),
       PC_BOOLEAN(parallel, overlap_grad_reduce, "Reduce buckets while backward still runs."),
@@ -225,9 +241,10 @@ std::vector<ConfigKey> make_keys() {
            "Part of the data held out: every (1 / fraction)-th block of 65,536 tokens. 0: none."),
 
       PC_INTEGER(train, steps, 1, "steps", "Optimizer steps, counted from the run's very first."),
-      PC_INTEGER(train, sequence_length, 1, "tokens", "Tokens of a sample."),
-      PC_INTEGER(train, global_batch_size, 1, "sequences", "Samples of a step, over all data ranks and micro-batches."),
-      PC_INTEGER(train, micro_batch_size, 1, "sequences", "Samples of one pass of one data rank."),
+      PC_BOUNDED(train, sequence_length, 1, 10'000'000, "tokens", "Tokens of a sample."),
+      PC_BOUNDED(train, global_batch_size, 1, 10'000'000, "sequences",
+                 "Samples of a step, over all data ranks and micro-batches."),
+      PC_BOUNDED(train, micro_batch_size, 1, 1'000'000, "sequences", "Samples of one pass of one data rank."),
       PC_CHOICE(
           train, recompute, recompute_names,
           "Activations computed again in backward. selective: norms and activation functions; full: whole layers."),
@@ -258,10 +275,11 @@ std::vector<ConfigKey> make_keys() {
       PC_INTEGER(eval, batches, 1, "global batches", "Length of an evaluation on the way."),
       PC_INTEGER(eval, final_batches, 0, "global batches", "Length of the last evaluation. 0: the whole split."),
 
-      PC_INTEGER(sample, tokens, 0, "tokens", "Length of the text generated at the end. 0: none."),
-      PC_TEXT(sample, prompt, "text", "What the generated text goes on from; \\n is a line break."),
+      PC_BOUNDED(sample, tokens, 0, 10'000'000, "tokens", "Length of the text generated at the end. 0: none."),
+      PC_TEXT(sample, prompt, "text",
+              "What the generated text goes on from; \\n is a line break, \\h a #, \\s a blank."),
       PC_NOT_NEGATIVE(sample, temperature, "", "Of the drawn samples; 0: greedy."),
-      PC_INTEGER(sample, top_k, 0, "tokens", "Draw from the k likeliest tokens. 0: from all."),
+      PC_BOUNDED(sample, top_k, 0, 100'000'000, "tokens", "Draw from the k likeliest tokens. 0: from all."),
       PC_INTEGER(sample, seed, 0, "", "Seed of the drawn samples."),
   };
 }

@@ -66,7 +66,9 @@ std::string read_text(const std::string& path) {
   if (!in || !(text << in.rdbuf() || in.eof())) {
     if (!in && errno != 0) throw ConfigError(cat("configuration ", path, " cannot be read: ", std::strerror(errno)));
   }
-  return text.str();
+  std::string result = text.str();
+  if (result.rfind("\xEF\xBB\xBF", 0) == 0) result.erase(0, 3);  // a byte-order mark
+  return result;
 }
 
 void apply_file(Config& config, const std::string& path, std::vector<std::string>& problems) {
@@ -127,6 +129,8 @@ Invocation parse_command_line(int argc, const char* const* argv) {
       } else {
         throw ConfigError(cat("command line: --", name, " needs a value: --", name, "=VALUE\n", usage));
       }
+    } else if (word.rfind('-', 0) == 0) {
+      throw ConfigError(cat("command line: unknown option ", word, "\n", usage));
     } else if (!invocation.config_path.empty()) {
       throw ConfigError(cat("command line: two configurations, ", invocation.config_path, " and ", word, "\n", usage));
     } else {

@@ -14,11 +14,16 @@ GradientReducer::GradientReducer(ParameterRegistry& registry, const GridCommunic
       overlap_(overlap) {
   for (std::size_t i = 0; i < registry_.buckets().size(); ++i) ready_.emplace_back();
   registry_.begin_step(0, [this](int bucket) {
-    if (overlap_) reduce(bucket);
+    if (overlap_ && !waits_for_peers(bucket)) reduce(bucket);
   });
 }
 
 void GradientReducer::begin_step(std::int64_t num_micro_batches) { registry_.begin_step(num_micro_batches); }
+
+bool GradientReducer::waits_for_peers(int index) const {
+  return registry_.buckets()[static_cast<std::size_t>(index)].sharing == Sharing::tied &&
+         grid_.embedding->num_ranks() > 1;
+}
 
 void GradientReducer::reduce(int index) {
   const Bucket& bucket = registry_.buckets()[static_cast<std::size_t>(index)];
@@ -26,7 +31,7 @@ void GradientReducer::reduce(int index) {
   if (bucket.sharing == Sharing::replicated && sequence_parallel_) {
     grid_.tensor->all_reduce(gradients, ReduceOp::sum, compute_);
   }
-  const bool is_tied = bucket.sharing == Sharing::tied && grid_.embedding->num_ranks() > 1;
+  const bool is_tied = waits_for_peers(index);
   if (grid_.data->num_ranks() == 1 && !is_tied) return;
   Event& ready = ready_[static_cast<std::size_t>(index)];
   compute_.record(ready);
@@ -39,8 +44,8 @@ void GradientReducer::finish_step() {
   for (const Bucket& bucket : registry_.buckets()) {
     PC_CHECK(bucket.num_ready == bucket.num_parameters, "a gradient was not accumulated");
   }
-  if (!overlap_) {
-    for (std::size_t i = 0; i < registry_.buckets().size(); ++i) reduce(static_cast<int>(i));
+  for (int i = 0; i < static_cast<int>(registry_.buckets().size()); ++i) {
+    if (!overlap_ || waits_for_peers(i)) reduce(i);
   }
   communication_.record(done_);
   compute_.wait(done_);

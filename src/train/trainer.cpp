@@ -1,7 +1,9 @@
 #include "potato/train/trainer.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -330,6 +332,11 @@ void Trainer::generate() {
   if (prompt.empty()) prompt = ByteTokenizer::encode("\n");
   const auto prompt_length = std::min(static_cast<std::int64_t>(prompt.size()), length - 1);
   const std::int64_t end = std::min(length, prompt_length + config_.sample.tokens);
+  if (prompt_length + config_.sample.tokens > length || prompt_length < static_cast<std::int64_t>(prompt.size())) {
+    reporter_->line(cat("sample      ", end - prompt_length, " of ", config_.sample.tokens, " tokens, after ",
+                        prompt_length, " of the prompt's ", prompt.size(),
+                        ": prompt and text end at train.sequence_length = ", length));
+  }
   std::int32_t* tokens = engine_->batch_buffer(0).tokens;
   filled_sample_ = -1;
   for (std::int64_t row = 0; row < batch; ++row) {
@@ -368,6 +375,8 @@ void Trainer::generate() {
     }
     begin = stop + 1;
   }
+  out.flush();
+  if (!out) throw IoError(cat("cannot write ", path, ": ", std::strerror(errno)));
   std::printf("\n%lld drawn samples are in %s\n", static_cast<long long>(index - 1), path.c_str());
 }
 

@@ -50,6 +50,7 @@ inline Config small_config() {
   Config config;
   config.run.threads = 1;
   config.run.seed = 42;
+  config.data.path = "synthetic";  // batches are made here
   config.model.num_layers = 5;
   config.model.hidden_size = 32;
   config.model.num_heads = 8;

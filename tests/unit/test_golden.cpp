@@ -21,6 +21,7 @@ nlohmann::json golden() {
 Config config_of(const nlohmann::json& json, Precision precision) {
   Config config;
   config.run.threads = 1;
+  config.data.path = "synthetic";
   config.model.num_layers = json["model"]["num_layers"];
   config.model.hidden_size = json["model"]["hidden_size"];
   config.model.num_heads = json["model"]["num_heads"];

@@ -1,4 +1,4 @@
-// The end of a job that failed on one rank (DESIGN.md, I8).
+// The end of a job that failed on one rank (docs/design.md, I8).
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// How the rows of an activation map to logical tokens, and what dropout needs to know (DESIGN.md, I2).
+// How the rows of an activation map to logical tokens, and what dropout needs to know (docs/design.md, I2).
 #pragma once
 
 #include <cstdint>

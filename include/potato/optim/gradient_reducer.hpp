@@ -25,6 +25,9 @@ class GradientReducer {
 
  private:
   void reduce(int bucket);
+  // The tied embedding's sum needs the other end of the pipeline, whose backward ends at another time: it comes last,
+  // so that no other bucket stands behind it.
+  bool waits_for_peers(int bucket) const;
 
   ParameterRegistry& registry_;
   const GridCommunicators& grid_;
