@@ -14,9 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "step-00000200": the name of a committed checkpoint.
+// "step-00000200": the name of a committed checkpoint. Steps of more than eight digits have longer names.
 bool is_step_name(const std::string& name) {
-  return name.size() == 13 && name.rfind("step-", 0) == 0 &&
+  return name.size() >= 13 && name.rfind("step-", 0) == 0 &&
          std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
@@ -33,7 +33,7 @@ std::string newest_in(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const std::string candidate = entry.path().filename().string();
     if (is_step_name(candidate) && fs::exists(entry.path() / checkpoint_file_name, error)) {
-      newest = std::max(newest, candidate);
+      if (candidate.size() != newest.size() ? candidate.size() > newest.size() : candidate > newest) newest = candidate;
     }
   }
   return newest.empty() ? "" : (folder / newest / checkpoint_file_name).string();

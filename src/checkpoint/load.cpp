@@ -22,9 +22,14 @@ H5File open_to_read(const std::string& path) {
   }
 }
 
-std::string read_text(hid_t parent, const std::string& name) {
+std::string read_text(hid_t parent, const std::string& path, const std::string& name) {
   const H5Dataset dataset(PC_H5(H5Dopen2(parent, name.c_str(), H5P_DEFAULT)));
   const H5Type type(PC_H5(H5Dget_type(dataset.get())));
+  const H5Space space(PC_H5(H5Dget_space(dataset.get())));
+  if (H5Tget_class(type.get()) != H5T_STRING || H5Tis_variable_str(type.get()) != 0 ||
+      H5Sget_simple_extent_npoints(space.get()) != 1) {
+    throw ConfigError(cat("checkpoint ", path, ": dataset ", name, " is no text of one fixed length"));
+  }
   std::string text(H5Tget_size(type.get()), '\0');
   PC_H5(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()));
   text.resize(std::min(text.find('\0'), text.size()));
@@ -38,24 +43,21 @@ std::int64_t read_number(hid_t parent, const char* name) {
   return value;
 }
 
-herr_t collect_name(hid_t, const char* name, const H5L_info_t*, void* names) {
-  static_cast<std::set<std::string>*>(names)->insert(name);
+herr_t collect_path(hid_t, const char* path, const H5L_info_t*, void* paths) {
+  static_cast<std::set<std::string>*>(paths)->insert(cat("/", path));
   return 0;
 }
 
-std::set<std::string> names_under(hid_t file, const std::string& prefix) {
-  std::set<std::string> names;
-  std::string so_far;
-  // Every part of the path must be there before it may be opened.
-  for (std::size_t begin = 1; begin <= prefix.size();) {
-    const std::size_t end = std::min(prefix.find('/', begin), prefix.size());
-    so_far = prefix.substr(0, end);
-    if (H5Lexists(file, so_far.c_str(), H5P_DEFAULT) <= 0) return names;
-    begin = end + 1;
-  }
-  const H5Group group(PC_H5(H5Gopen2(file, prefix.c_str(), H5P_DEFAULT)));
-  PC_H5(H5Literate(group.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, collect_name, &names));
-  return names;
+// All groups and datasets of the file.
+std::set<std::string> paths_in(hid_t file) {
+  std::set<std::string> paths;
+  PC_H5(H5Lvisit(file, H5_INDEX_NAME, H5_ITER_INC, collect_path, &paths));
+  return paths;
+}
+
+// Whether `path` is `ancestor` or lies in it.
+bool is_within(const std::string& path, const std::string& ancestor) {
+  return (path + "/").starts_with(ancestor + "/");
 }
 
 Shape shape_of(hid_t dataset) {
@@ -68,15 +70,15 @@ Shape shape_of(hid_t dataset) {
   return {};
 }
 
-// Names in the file against names wanted by any rank; shapes too.
+// Everything in the file but /info against what any rank wants; shapes too.
 std::vector<std::string> schema_problems(hid_t file, const std::string& path, const TensorShapes& wanted,
                                          std::span<const TensorGroup> groups) {
   std::vector<std::string> problems;
+  std::set<std::string> present = paths_in(file);
   for (const TensorGroup& group : groups) {
-    const std::set<std::string> present = names_under(file, group.prefix);
     for (const auto& [name, shape] : wanted) {
       const std::string full_name = group.prefix + "/" + name;
-      if (!present.contains(name)) {
+      if (present.erase(full_name) == 0) {
         problems.push_back(cat("checkpoint ", path, ": dataset ", full_name, " is missing"));
         continue;
       }
@@ -87,31 +89,19 @@ std::vector<std::string> schema_problems(hid_t file, const std::string& path, co
             cat("checkpoint ", path, ": dataset ", full_name, " is ", stored, ", the model needs ", shape));
       }
     }
-    for (const std::string& name : present) {
-      if (!wanted.contains(name)) {
-        problems.push_back(
-            cat("checkpoint ", path, ": dataset ", group.prefix, "/", name, " belongs to no tensor of the model"));
-      }
-    }
+  }
+  for (const std::string& name : present) {
+    const auto holds_wanted = [&](const TensorGroup& group) { return is_within(group.prefix, name); };
+    if (is_within(name, "/info") || std::any_of(groups.begin(), groups.end(), holds_wanted)) continue;
+    problems.push_back(cat("checkpoint ", path, ": dataset ", name, " belongs to no tensor of the model"));
   }
   return problems;
 }
 
 void read_pieces(hid_t file, const ParameterRegistry& registry, std::span<const TensorGroup> groups) {
-  for (const TensorGroup& group : groups) {
-    for (const Parameter& parameter : registry.parameters()) {
-      for (const Piece& piece : parameter.spec.pieces) {
-        const std::string name = group.prefix + "/" + piece.name;
-        const H5Dataset dataset(PC_H5(H5Dopen2(file, name.c_str(), H5P_DEFAULT)));
-        const H5Space in_file = piece_selection(dataset.get(), piece);
-        const auto num_elems = static_cast<hsize_t>(piece.num_elems());
-        const H5Space in_memory(PC_H5(H5Screate_simple(1, &num_elems, nullptr)));
-        const TensorView values = ParameterRegistry::piece_view(parameter, piece, group.flat);
-        PC_H5(H5Dread(dataset.get(), memory_type(values.dtype), in_memory.get(), in_file.get(), H5P_DEFAULT,
-                      values.data));
-      }
-    }
-  }
+  for_each_piece(file, registry, groups, true, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
+    PC_H5(H5Dread(dataset, memory_type(values.dtype), memory, place, H5P_DEFAULT, values.data));
+  });
 }
 
 // Failures of HDF5 while reading are the file's, hence the user's to mend.
@@ -140,7 +130,7 @@ CheckpointInfo read_checkpoint_info(const std::string& path, const HostGroup& gr
           cat("checkpoint ", path, " has format ", format, ", this program reads format ", checkpoint_format_version));
     }
     for (const auto& [name, field] : info_numbers) info.*field = read_number(file.get(), name);
-    for (const auto& [name, field] : info_texts) info.*field = read_text(file.get(), cat("info/", name));
+    for (const auto& [name, field] : info_texts) info.*field = read_text(file.get(), path, cat("/info/", name));
   });
   for (const auto& number : info_numbers) group.broadcast(&(info.*number.field), sizeof(std::int64_t), 0);
   for (const auto& text : info_texts) info.*text.field = group.broadcast(info.*text.field, 0);

@@ -40,6 +40,18 @@ void check_free_space(const fs::path& folder, std::int64_t needed_bytes) {
   }
 }
 
+// Takes the space of the file's first bytes, so that no later write fails for a full disk or a quota: HDF5 1.10 does
+// not survive a close that fails. Where the file system cannot do that, check_free_space has to be enough.
+void reserve_space(const fs::path& path, std::int64_t num_bytes) {
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) throw IoError(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
+  const int error = fallocate(fd, 0, 0, num_bytes) == 0 ? 0 : errno;
+  close(fd);
+  if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) {
+    throw IoError(cat("cannot reserve ", num_bytes, " bytes for ", path.string(), ": ", std::strerror(error)));
+  }
+}
+
 void write_text(hid_t parent, const char* name, const std::string& text) {
   const H5Type type(PC_H5(H5Tcopy(H5T_C_S1)));
   PC_H5(H5Tset_size(type.get(), text.empty() ? 1 : text.size()));
@@ -88,21 +100,9 @@ void create_file(const fs::path& path, const TensorShapes& shapes, std::span<con
 
 // Independent transfers of this rank's pieces.
 void write_pieces(hid_t file, const ParameterRegistry& registry, std::span<const TensorGroup> groups) {
-  for (const TensorGroup& group : groups) {
-    for (const Parameter& parameter : registry.parameters()) {
-      if (!parameter.spec.is_owner) continue;
-      for (const Piece& piece : parameter.spec.pieces) {
-        const std::string name = group.prefix + "/" + piece.name;
-        const H5Dataset dataset(PC_H5(H5Dopen2(file, name.c_str(), H5P_DEFAULT)));
-        const H5Space in_file = piece_selection(dataset.get(), piece);
-        const auto num_elems = static_cast<hsize_t>(piece.num_elems());
-        const H5Space in_memory(PC_H5(H5Screate_simple(1, &num_elems, nullptr)));
-        const TensorView values = ParameterRegistry::piece_view(parameter, piece, group.flat);
-        PC_H5(H5Dwrite(dataset.get(), memory_type(values.dtype), in_memory.get(), in_file.get(), H5P_DEFAULT,
-                       values.data));
-      }
-    }
-  }
+  for_each_piece(file, registry, groups, false, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
+    PC_H5(H5Dwrite(dataset, memory_type(values.dtype), memory, place, H5P_DEFAULT, values.data));
+  });
 }
 
 H5File open_parallel(const fs::path& path, MPI_Comm comm) {
@@ -170,6 +170,10 @@ std::string save_checkpoint(const std::string& folder, const HostGroup& group, c
   const fs::path file_path = temporary / checkpoint_file_name;
   const bool is_root = group.rank() == 0;
   const TensorShapes shapes = gather_shapes(group, registry);
+  std::int64_t num_elems = 0;
+  for (const auto& [tensor, shape] : shapes) num_elems += shape.num_elems();
+  const double num_written = group.sum(writes_pieces ? static_cast<double>(registry.num_owned_elems()) : 0);
+  PC_CHECK(num_written == static_cast<double>(num_elems), "owners write ", num_written, " of ", num_elems, " elements");
   try {
     save_agreed(group, [&] {
       if (!is_root) return;
@@ -181,13 +185,19 @@ std::string save_checkpoint(const std::string& folder, const HostGroup& group, c
       check_free_space(folder, needed_bytes);
       fs::remove_all(temporary);
       fs::create_directory(temporary);
+      // First for all of it, under another name, since HDF5 makes its file anew.
+      reserve_space(temporary / "reserved", needed_bytes);
+      fs::remove(temporary / "reserved");
       create_file(file_path, shapes, groups, info);
+      reserve_space(file_path, static_cast<std::int64_t>(fs::file_size(file_path)));
     });
     H5File file;
     save_agreed(group, [&] { file = open_parallel(file_path, group.comm()); });
     save_agreed(group, [&] {
       if (writes_pieces) write_pieces(file.get(), registry, groups);
     });
+    // The flush reaches the disks of all hosts; the sync before the commit only that of rank 0.
+    save_agreed(group, [&] { PC_H5(H5Fflush(file.get(), H5F_SCOPE_GLOBAL)); });
     save_agreed(group, [&] { PC_H5(H5Fclose(file.release())); });
     save_agreed(group, [&] {
       if (is_root) commit(folder, temporary, final_path);

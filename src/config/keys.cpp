@@ -240,7 +240,7 @@ std::vector<ConfigKey> make_keys() {
       real("data", "validation_fraction", PC_FIELD(data, validation_fraction), 0, false, 0.5, false, "",
            "Part of the data held out: every (1 / fraction)-th block of 65,536 tokens. 0: none."),
 
-      PC_INTEGER(train, steps, 1, "steps", "Optimizer steps, counted from the run's very first."),
+      PC_BOUNDED(train, steps, 1, 1'000'000'000, "steps", "Optimizer steps, counted from the run's very first."),
       PC_BOUNDED(train, sequence_length, 1, 10'000'000, "tokens", "Tokens of a sample."),
       PC_BOUNDED(train, global_batch_size, 1, 10'000'000, "sequences",
                  "Samples of a step, over all data ranks and micro-batches."),

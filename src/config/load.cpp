@@ -1,6 +1,9 @@
 // The INI file and the command line.
 #include <algorithm>
+#include <array>
 #include <boost/program_options.hpp>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -25,22 +28,33 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") - begin + 1);
 }
 
-// Lines on which each "section.key" of an INI text stands: the parser does not keep them.
-std::map<std::string, std::vector<int>> lines_of_keys(const std::string& text) {
-  std::map<std::string, std::vector<int>> lines;
+// What the parser cannot do: it keeps no line numbers, and stops at the first line that it cannot read.
+struct Scan {
+  std::map<std::string, std::vector<int>> lines;  // on which each "section.key" stands
+  std::string readable;                           // the text, with unreadable lines emptied
+};
+
+Scan scan_lines(const std::string& path, const std::string& text, std::vector<std::string>& problems) {
+  Scan scan;
   std::istringstream in(text);
   std::string section;
   int number = 0;
   for (std::string raw; std::getline(in, raw);) {
     ++number;
     const std::string line = trimmed(raw.substr(0, raw.find('#')));
-    if (line.size() > 1 && line.front() == '[' && line.back() == ']') {
+    const std::size_t equals = line.find('=');
+    if (line.size() > 2 && line.front() == '[' && line.back() == ']') {
       section = line.substr(1, line.size() - 2);
-    } else if (const std::size_t equals = line.find('='); equals != std::string::npos) {
-      lines[(section.empty() ? "" : section + ".") + trimmed(line.substr(0, equals))].push_back(number);
+    } else if (equals != std::string::npos && !trimmed(line.substr(0, equals)).empty()) {
+      scan.lines[(section.empty() ? "" : section + ".") + trimmed(line.substr(0, equals))].push_back(number);
+    } else if (!line.empty()) {
+      problems.push_back(
+          cat(path, ":", number, ": cannot read \"", line, "\"; lines are [section], key = value, or # comment"));
+      raw.clear();
     }
+    scan.readable += raw + "\n";
   }
-  return lines;
+  return scan;
 }
 
 // Sets one key or says why not; `place` is "file:line" or "command line".
@@ -61,24 +75,26 @@ std::string read_text(const std::string& path) {
   if (std::filesystem::is_directory(path, ignored)) {
     throw ConfigError(cat("configuration ", path, " is a folder; give the path of an INI file\n", usage));
   }
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf() || in.eof())) {
-    if (!in && errno != 0) throw ConfigError(cat("configuration ", path, " cannot be read: ", std::strerror(errno)));
-  }
-  std::string result = text.str();
+  std::string result;
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  if (file == nullptr) throw ConfigError(cat("configuration ", path, " cannot be read: ", std::strerror(errno)));
+  std::array<char, 4096> block;
+  for (std::size_t n; (n = std::fread(block.data(), 1, block.size(), file)) > 0;) result.append(block.data(), n);
+  const int error = std::ferror(file) != 0 ? errno : 0;
+  std::fclose(file);
+  if (error != 0) throw ConfigError(cat("configuration ", path, " cannot be read: ", std::strerror(error)));
+  if (result.find('\0') != std::string::npos) throw ConfigError(cat("configuration ", path, " is not a text file"));
   if (result.rfind("\xEF\xBB\xBF", 0) == 0) result.erase(0, 3);  // a byte-order mark
   return result;
 }
 
 void apply_file(Config& config, const std::string& path, std::vector<std::string>& problems) {
-  const std::string text = read_text(path);
-  const auto lines = lines_of_keys(text);
+  const auto [lines, readable] = scan_lines(path, read_text(path), problems);
   po::options_description known;
   for (const ConfigKey& key : config_keys()) known.add_options()(key.full_name().c_str(), po::value<std::string>());
   po::parsed_options parsed(&known);
   try {
-    std::istringstream in(text);
+    std::istringstream in(readable);
     parsed = po::parse_config_file(in, known, true);
   } catch (const po::error& error) {
     problems.push_back(cat(path, ": ", error.what(), "; lines are [section], key = value, or # comment"));

@@ -155,19 +155,17 @@ TEST_CASE("the same run twice is bitwise equal", "[oracle][sanitize]") {
   }
 }
 
-TEST_CASE("streams delayed at random give equal results", "[oracle]") {
-  for (const Combination& c : {Combination{2, 2, 2, true, one_f_one_b, 1, none, 4, fp64},
-                               Combination{2, 2, 2, false, interleaved, 2, full, 2, fp32},
-                               Combination{4, 1, 2, false, one_f_one_b, 1, none, 1, fp32},
-                               Combination{8, 1, 1, false, one_f_one_b, 1, none, 1, fp64}}) {
+TEST_CASE("the sweep with streams delayed at random gives equal results", "[oracle]") {
+  for (const Combination& c : pairwise) {
     if (c.data * c.tensor * c.pipeline > world_size()) continue;
     Config config = config_of(c);
-    config.train.steps = 3;
+    config.train.steps = 2;
+    config.optimizer.warmup_steps = 1;
     const SubCommunicator ranks(c.data * c.tensor * c.pipeline);
     if (ranks.get() == MPI_COMM_NULL) continue;
     INFO(name_of(c));
     const RunResult calm = train(config, ranks.get());
-    config.run.debug_stream_delay_us = 2000;
+    config.run.debug_stream_delay_us = 300;
     CHECK(bitwise_equal(calm, train(config, ranks.get())));
   }
 }

@@ -87,12 +87,20 @@ TEST_CASE("all mistakes come at once, each with place, value and what is valid",
       problems_of("[train]\nsteps = 12abc\nsteps = 3\n[model]\ndropout = 1\ntie_embeddings = yes\n[nowhere]\nx = 1\n",
                   {{"parallel.tensor", "0"}, {"parallel.schedule", "zigzag"}});
   for (const char* text :
-       {".ini:2: train.steps = 12abc", "integer >= 1", ".ini:3: train.steps is given twice (first in line 2)",
-        ".ini:5: model.dropout = 1", "[0, 1)", ".ini:6: model.tie_embeddings = yes", "true | false",
-        ".ini:8: unknown key nowhere.x", "command line: parallel.tensor = 0", "gpipe | 1f1b | interleaved"}) {
+       {".ini:2: train.steps = 12abc", "integer in [1, 1000000000]",
+        ".ini:3: train.steps is given twice (first in line 2)", ".ini:5: model.dropout = 1", "[0, 1)",
+        ".ini:6: model.tie_embeddings = yes", "true | false", ".ini:8: unknown key nowhere.x",
+        "command line: parallel.tensor = 0", "gpipe | 1f1b | interleaved"}) {
     CHECK_THAT(problems, ContainsSubstring(text));
   }
   CHECK_THAT(problems_of("[train\nsteps = 1\n"), ContainsSubstring("[section]"));
+  const std::string unreadable = problems_of("[train]\nsteps = x\ngarbage\n[]\n[model]\n= 3\ndropout = 7\n");
+  for (const char* text : {".ini:2: train.steps = x", ".ini:3: cannot read \"garbage\"", ".ini:4: cannot read \"[]\"",
+                           ".ini:6: cannot read \"= 3\"", ".ini:7: model.dropout = 7"}) {
+    CHECK_THAT(unreadable, ContainsSubstring(text));
+  }
+  CHECK_THAT(problems_of(std::string("[run]\nseed = 1\0\n", 16)), ContainsSubstring("not a text file"));
+  CHECK_THAT(problems_of("[train]\nsteps = 9223372036854775807\n"), ContainsSubstring("[1, 1000000000]"));
   CHECK_THROWS_AS(load_config("/no/such/file.ini"), ConfigError);
   CHECK_THROWS_AS(load_config("/tmp"), ConfigError);
 }
@@ -122,6 +130,7 @@ TEST_CASE("what does not fit the grid is refused with what would", "[config]") {
   CHECK_THAT(problem([](Config& c) { c.parallel.virtual_chunks = 2; }), ContainsSubstring("has no effect"));
   CHECK_THAT(problem([](Config& c) { c.train.sequence_length = 4096; }), ContainsSubstring("max_position_embeddings"));
   CHECK_THAT(problem([](Config& c) { c.run.device = DeviceChoice::cuda; }), ContainsSubstring("no CUDA"));
+  CHECK_THAT(problem([](Config& c) { c.run.dir = ""; }), ContainsSubstring("run.dir"));
   CHECK_THAT(problem([](Config& c) { c.data.path = ""; }), ContainsSubstring("data.path"));
   CHECK_THAT(problem([](Config& c) {
                c.parallel.schedule = PipelineSchedule::interleaved;
