@@ -45,7 +45,7 @@ std::string named(const std::string& resume) {
   if (fs::is_regular_file(path, error)) return resume;
   if (fs::is_regular_file(path / checkpoint_file_name, error)) return (path / checkpoint_file_name).string();
   for (const fs::path& folder : {path, path / "checkpoints"}) {
-    const std::string newest = newest_in(folder);
+    std::string newest = newest_in(folder);
     if (!newest.empty()) return newest;
   }
   throw ConfigError(

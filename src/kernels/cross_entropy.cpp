@@ -87,8 +87,8 @@ void cross_entropy_backward(TensorView logits, std::int64_t num_columns, std::in
   check_companion("sums", sums, 2 * m, logits.dtype, stream);
   if (logits.num_elems() == 0) return;
   const double flops = 2 * static_cast<double>(m) * static_cast<double>(num_columns);
-  const auto bytes =
-      static_cast<double>(2 * logits.num_bytes() + targets.num_bytes() + row_max.num_bytes() + sums.num_bytes() / 2);
+  const auto bytes = static_cast<double>(2 * logits.num_bytes() + targets.num_bytes() + row_max.num_bytes()) +
+                     0.5 * static_cast<double>(sums.num_bytes());
   dispatch_real(logits.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* gradient = logits.as<T>();

@@ -11,6 +11,12 @@ namespace potato {
 
 namespace {
 
+// Index of (chunk, micro-batch) in a table of all pairs.
+std::size_t pair_index(const Schedule& schedule, int chunk, int micro_batch) {
+  return static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule.num_micro_batches) +
+         static_cast<std::size_t>(micro_batch);
+}
+
 // Virtual stages of a schedule and the neighbours that a pass talks with.
 struct VirtualStages {
   explicit VirtualStages(const Schedule& schedule)
@@ -87,7 +93,7 @@ int check_stage(const Schedule& schedule, int stage, bool is_split, std::vector<
   int max_alive = 0;
   for (std::size_t i = 0; i < passes.size(); ++i) {
     const Pass& pass = passes[i];
-    auto& seen = positions[static_cast<std::size_t>(pass.chunk * schedule.num_micro_batches + pass.micro_batch)];
+    auto& seen = positions[pair_index(schedule, pass.chunk, pass.micro_batch)];
     const auto kind = static_cast<std::size_t>(pass.kind);
     if (seen[kind] != absent) {
       problems.push_back(cat(place(stage, i, pass), "was done before, at position ", seen[kind]));
@@ -102,7 +108,7 @@ int check_stage(const Schedule& schedule, int stage, bool is_split, std::vector<
   }
   for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
     for (int micro_batch = 0; micro_batch < schedule.num_micro_batches; ++micro_batch) {
-      const auto& seen = positions[static_cast<std::size_t>(chunk * schedule.num_micro_batches + micro_batch)];
+      const auto& seen = positions[pair_index(schedule, chunk, micro_batch)];
       for (std::size_t kind = 0; kind <= static_cast<std::size_t>(last_kind); ++kind) {
         if (seen[kind] != absent) continue;
         const Pass missing{static_cast<PassKind>(kind), micro_batch, chunk};
@@ -120,7 +126,7 @@ void check_channels(const Schedule& schedule, std::vector<std::string>& problems
     std::size_t position;
   };
   const VirtualStages stages(schedule);
-  const auto num_virtual = static_cast<std::size_t>(stages.last + 1);
+  const auto num_virtual = static_cast<std::size_t>(stages.last) + 1;
   std::array<std::vector<std::vector<Item>>, 2> sends, receives;  // [kind][virtual stage of the sender]
   for (std::size_t kind = 0; kind < 2; ++kind) {
     sends[kind].resize(num_virtual);
@@ -187,7 +193,7 @@ Simulation simulate(const Schedule& schedule, const PassCosts& costs, int capaci
   const VirtualStages stages(schedule);
   const auto num_stages = static_cast<std::size_t>(schedule.num_stages);
   Simulation result{std::vector<int>(num_stages), std::vector<bool>(num_stages), std::vector<double>(num_stages), 0};
-  Channels channels(static_cast<std::size_t>(stages.last + 1));
+  Channels channels(static_cast<std::size_t>(stages.last) + 1);
   std::vector<double> clock(num_stages);
 
   // Runs the pass up to its send; false where its input has not been sent.
