@@ -16,7 +16,7 @@ namespace {
 const std::string source_dir = POTATO_SOURCE_DIR;
 
 std::string write_file(const std::string& text) {
-  const std::string path = (std::filesystem::temp_directory_path() / cat("potato_config_", getpid(), ".ini")).string();
+  std::string path = (std::filesystem::temp_directory_path() / cat("potato_config_", getpid(), ".ini")).string();
   std::ofstream(path) << text;
   return path;
 }
@@ -162,7 +162,7 @@ TEST_CASE("every file under inputs loads, and the reference page is the table's"
     if (entry.path().extension() != ".ini") continue;
     ++num_files;
     INFO(entry.path().string());
-    CHECK(joined(check_config(load_config(entry.path().string()), 8)) == "");
+    CHECK(check_config(load_config(entry.path().string()), 8).empty());
   }
   CHECK(num_files >= 4);
   std::ostringstream page;

@@ -44,8 +44,8 @@ struct TensorGroup {
 };
 
 // Collective over `group`. Ranks with `writes_pieces` (data coordinate 0) write the pieces that they own, into one
-// file, in parallel. Throws SaveError on all ranks where the disk is too small or anything fails. Returns the committed
-// folder.
+// file, in parallel. Throws SaveError on all ranks where the disk is too small or anything fails, and Error where the
+// owned pieces do not cover every tensor. Returns the committed folder.
 std::string save_checkpoint(const std::string& folder, const HostGroup& group, const ParameterRegistry& registry,
                             std::span<const TensorGroup> groups, const CheckpointInfo& info, bool writes_pieces);
 
@@ -57,7 +57,8 @@ std::string resolve_checkpoint(const std::string& resume, const std::string& fol
 CheckpointInfo read_checkpoint_info(const std::string& path, const HostGroup& group);
 
 // Collective. Fills every piece of every group; each rank reads its own pieces, replicas too. Throws one ConfigError on
-// all ranks for missing datasets, unexpected ones, and shapes that differ.
+// all ranks for missing datasets, for unexpected ones (anything but /info that no group asks for), and for shapes that
+// differ.
 void load_checkpoint(const std::string& path, const HostGroup& group, const ParameterRegistry& registry,
                      std::span<const TensorGroup> groups);
 
