@@ -366,7 +366,7 @@ TEST_CASE("case-02: what the model and the file do not share is an error that na
   const auto problem = [&](const Layout& saved, const Layout& wanted) {
     const std::string path = file_in(save(folder / "c", folder.world, 1, 1, saved));
     Model model(wanted);
-    const std::string text = problem_of<ConfigError>(
+    std::string text = problem_of<ConfigError>(
         folder.world, [&] { load_checkpoint(path, folder.world, model.registry(), model.groups()); });
     CHECK(model.num_touched() == 0);
     CHECK_THAT(text, ContainsSubstring(path));
@@ -439,7 +439,7 @@ TEST_CASE("resume: none, latest, a folder of a step or a run, a file", "[checkpo
   const SharedFolder folder;
   const std::string checkpoints = folder / "checkpoints";
   const auto resolve = [&](const std::string& resume) {
-    const std::string path = resolve_checkpoint(resume, checkpoints, folder.world);
+    std::string path = resolve_checkpoint(resume, checkpoints, folder.world);
     const std::vector<std::string> all = folder.world.all_gather(path);
     for (const std::string& other : all) CHECK(other == path);
     return path;

@@ -75,8 +75,8 @@ TEST_CASE("partitions are optimal, then even, then smaller at the start", "[part
   for (int trial = 0; trial < 300; ++trial) {
     const int num_layers = 1 + trial % 10;
     const int num_parts = 1 + static_cast<int>(random() % static_cast<unsigned>(num_layers));
-    std::vector<double> costs;
-    for (int i = 0; i < num_layers; ++i) costs.push_back(cost(random));
+    std::vector<double> costs(static_cast<std::size_t>(num_layers));
+    for (double& layer_cost : costs) layer_cost = cost(random);
     const double first = cost(random);
     const double last = cost(random);
     Boundaries best;

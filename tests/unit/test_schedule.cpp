@@ -262,7 +262,7 @@ TEST_CASE("weight-gradient passes come after their backward, for all pairs or no
   const Schedule split = two_stages({{F, 0, 0}, {F, 1, 0}, {B, 0, 0}, {W, 0, 0}, {B, 1, 0}, {W, 1, 0}},
                                     {{F, 0, 0}, {B, 0, 0}, {F, 1, 0}, {B, 1, 0}, {W, 0, 0}, {W, 1, 0}}, 2);
   const ScheduleReport report = check_schedule(split);
-  CHECK(report.problems == std::vector<std::string>{});
+  CHECK(report.problems.empty());
   CHECK(report.max_alive == std::vector<int>{2, 2});  // weight gradients keep the activations of both
   // Stage 1 works from 1 to 7; stage 0 from 0 to 2, waits for its gradients until 3 and 5 and ends at 7.
   CHECK(simulate(split, {1, 1, 1}).end_time == 7);
