@@ -4,8 +4,10 @@ NP     ?= 8
 CONFIG ?= inputs/config.ini
 ARGS   ?=
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
-PRESET ?= cpu
-BUILD  := build
+# A visible GPU and its compiler choose the CUDA build.
+GPU    := $(shell nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null && echo yes)
+PRESET ?= $(if $(GPU),cuda,cpu)
+BUILD  := $(if $(filter cuda,$(PRESET)),build-cuda,build)
 CORPUS := data/corpus.txt
 
 .DEFAULT_GOAL := help
@@ -28,7 +30,7 @@ test: deps build corpus ## the tests of tier 1
 test-all: deps build corpus ## all tests, the long ones too
 	. scripts/env.sh && ctest --test-dir $(BUILD) --no-tests=error --output-on-failure
 
-build: deps configure ## the program, at build/potatochat, and the tests
+build: deps configure ## the program, at build/potatochat (build-cuda/ with a GPU), and the tests
 	cmake --build $(BUILD) -j $(JOBS)
 
 deps:
@@ -42,15 +44,12 @@ configure:
 	@if [ -f $(BUILD)/CMakeCache.txt ] && { [ -f $(BUILD)/Makefile ] || [ -f $(BUILD)/build.ninja ]; }; then \
 	  echo 'configure: $(BUILD)/ is configured already'; \
 	else \
-	  if ! nvidia-smi -L >/dev/null 2>&1; then why='no GPU is visible'; \
-	  elif ! command -v nvcc >/dev/null; then why='a GPU is visible, but no nvcc'; \
-	  else why='a GPU and nvcc are there, but this version computes on the CPU only'; fi; \
-	  echo "configure: preset $(PRESET) ($$why)"; \
+	  echo "configure: preset $(PRESET) ($(if $(GPU),a GPU and nvcc are there,no GPU with nvcc is visible))"; \
 	  cmake --preset $(PRESET); \
 	fi
 
 bench: deps build ## tokens/s of GPT-2 124M beside a PyTorch peer
-	scripts/bench.sh
+	BUILD=$(BUILD) scripts/bench.sh
 
 format: ## format all C++ sources in place
 	scripts/format.sh

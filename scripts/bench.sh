@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 peer=${PEER:-auto} rounds=${ROUNDS:-3} steps=${STEPS:-5} threads=${THREADS:-2} micro=${MICRO:-4} seq=${SEQ:-64}
 venv=${VENV:-.venv-bench}
-ours=build/tests/bench_gpt2
+ours=${BUILD:-build}/tests/bench_gpt2
 if [ ! -x "$ours" ]; then
   echo "bench: $ours is missing; run make build" >&2
   exit 1
@@ -43,11 +43,12 @@ use_pypi() {
   has_torch "$python"
 }
 
-# The same with Debian's or Ubuntu's package.
+# The same with Debian's or Ubuntu's package, and OpenBLAS: without it that PyTorch multiplies with the reference BLAS, 20
+# times slower.
 use_debian() {
-  if ! has_torch /usr/bin/python3; then
-    echo "bench: installing python3-torch through apt (for this benchmark only)"
-    apt_install python3-torch || return 1
+  if ! has_torch /usr/bin/python3 || ! dpkg-query -W libopenblas0-pthread >/dev/null 2>&1; then
+    echo "bench: installing python3-torch and libopenblas0-pthread through apt (for this benchmark only)"
+    apt_install python3-torch libopenblas0-pthread || return 1
   fi
   python=/usr/bin/python3
   has_torch "$python"

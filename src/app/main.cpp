@@ -5,6 +5,7 @@
 #include <string>
 
 #include "potato/comm/abort.hpp"
+#include "potato/comm/gpu_topology.hpp"
 #include "potato/comm/host_group.hpp"
 #include "potato/comm/mpi_session.hpp"
 #include "potato/config/config.hpp"
@@ -82,6 +83,7 @@ int run(int argc, char** argv) {
   }
   if (!problems.empty() && facts.launcher_ranks == 1) throw ConfigError(problems);
 
+  prepare_cuda_environment(facts.launcher_ranks);
   MpiSession session(&argc, &argv);
   try {
     const HostGroup world(MPI_COMM_WORLD);

@@ -23,7 +23,9 @@ std::string_view axis_name(Axis axis) {
 void Communicator::all_reduce(TensorView x, ReduceOp op, Stream& stream) {
   if (num_ranks_ == 1 || x.num_elems() == 0) return;
   account(static_cast<double>(x.num_bytes()));
+  collective_timer_.start(stream);
   do_all_reduce(x, op, stream);
+  collective_timer_.stop(stream);
 }
 
 void Communicator::all_gather(ConstTensorView shard, TensorView full, Stream& stream) {
@@ -35,7 +37,9 @@ void Communicator::all_gather(ConstTensorView shard, TensorView full, Stream& st
     return;
   }
   account(static_cast<double>(full.num_bytes()));
+  collective_timer_.start(stream);
   do_all_gather(shard, full, stream);
+  collective_timer_.stop(stream);
 }
 
 void Communicator::reduce_scatter(ConstTensorView full, TensorView shard, Stream& stream) {
@@ -47,13 +51,17 @@ void Communicator::reduce_scatter(ConstTensorView full, TensorView shard, Stream
     return;
   }
   account(static_cast<double>(full.num_bytes()));
+  collective_timer_.start(stream);
   do_reduce_scatter(full, shard, stream);
+  collective_timer_.stop(stream);
 }
 
 void Communicator::broadcast(TensorView x, int root, Stream& stream) {
   if (num_ranks_ == 1 || x.num_elems() == 0) return;
   account(static_cast<double>(x.num_bytes()));
+  collective_timer_.start(stream);
   do_broadcast(x, root, stream);
+  collective_timer_.stop(stream);
 }
 
 void Communicator::send(ConstTensorView x, int peer, int tag, Transfer& transfer, Stream& stream) {
@@ -67,7 +75,11 @@ void Communicator::receive(TensorView x, int peer, int tag, Transfer& transfer, 
   do_receive(x, peer, tag, transfer, stream);
 }
 
-void Communicator::wait(Transfer& transfer, Stream& stream) { do_wait(transfer, stream); }
+void Communicator::wait(Transfer& transfer, Stream& stream) {
+  wait_timer_.start(stream);
+  do_wait(transfer, stream);
+  wait_timer_.stop(stream);
+}
 
 namespace {
 
@@ -87,7 +99,27 @@ class DryCommunicator final : public Communicator {
   void do_wait(Transfer&, Stream&) override {}
 };
 
+// The base class does all the work of a group of one.
+class LocalCommunicator final : public Communicator {
+ public:
+  explicit LocalCommunicator(Axis axis) : Communicator(axis, 0, 1) {}
+  std::string_view transport() const override { return "local"; }
+
+ private:
+  void do_all_reduce(TensorView, ReduceOp, Stream&) override {}
+  void do_all_gather(ConstTensorView, TensorView, Stream&) override {}
+  void do_reduce_scatter(ConstTensorView, TensorView, Stream&) override {}
+  void do_broadcast(TensorView, int, Stream&) override {}
+  void do_send(ConstTensorView, int, int, Transfer&, Stream&) override { fail(); }
+  void do_receive(TensorView, int, int, Transfer&, Stream&) override { fail(); }
+  void do_wait(Transfer&, Stream&) override {}
+
+  [[noreturn]] void fail() const { throw Error(cat("axis ", axis_name(axis()), " has one rank: no peer to talk to")); }
+};
+
 }  // namespace
+
+std::unique_ptr<Communicator> make_local_communicator(Axis axis) { return std::make_unique<LocalCommunicator>(axis); }
 
 std::unique_ptr<Communicator> make_dry_communicator(Axis axis, int rank, int num_ranks) {
   return std::make_unique<DryCommunicator>(axis, rank, num_ranks);

@@ -4,7 +4,6 @@
 
 #include "potato/comm/mpi_check.hpp"
 #include "potato/core/allocations.hpp"
-#include "potato/core/clock.hpp"
 #include "potato/core/narrow.hpp"
 
 namespace potato {
@@ -25,23 +24,49 @@ MPI_Datatype mpi_type(DType dtype) {
       return MPI_INT64_T;
     case DType::u8:
       return MPI_UINT8_T;
-    default:
-      throw Error(cat("MPI has no type for ", dtype_name(dtype)));
+    case DType::bf16:
+    case DType::f16:
+      return MPI_UINT16_T;  // to move; reduced only with the operations below
+  }
+  throw Error(cat("MPI has no type for ", dtype_name(dtype)));
+}
+
+// MPI's reduction of 16-bit floats: widened, added in fp32, rounded to the stored type.
+template <typename Half, ReduceOp op>
+void reduce_half(void* in, void* in_out, int* count, MPI_Datatype*) {
+  const auto* x = static_cast<const Half*>(in);
+  auto* y = static_cast<Half*>(in_out);
+  for (int i = 0; i < *count; ++i) {
+    const auto a = static_cast<float>(x[i]);
+    const auto b = static_cast<float>(y[i]);
+    y[i] = Half(op == ReduceOp::sum ? a + b : (a > b ? a : b));
   }
 }
 
-// Adds the time of its scope to `total_s`, and marks the scope as MPI's.
-class MpiScope {
+// Owns an MPI operation of our own. Commutative, so that MPI may use its best algorithms.
+class OwnedOp {
  public:
-  explicit MpiScope(double& total_s) : total_s_(total_s), start_s_(now_s()) {}
-  ~MpiScope() { total_s_ += now_s() - start_s_; }
-  MpiScope(const MpiScope&) = delete;
-  MpiScope& operator=(const MpiScope&) = delete;
+  explicit OwnedOp(MPI_User_function* function) { PC_MPI(MPI_Op_create(function, 1, &op_)); }
+  ~OwnedOp() { MPI_Op_free(&op_); }
+  OwnedOp(const OwnedOp&) = delete;
+  OwnedOp& operator=(const OwnedOp&) = delete;
+  MPI_Op get() const noexcept { return op_; }
 
  private:
-  LibraryScope library_;
-  double& total_s_;
-  double start_s_;
+  MPI_Op op_ = MPI_OP_NULL;
+};
+
+struct HalfOps {
+  OwnedOp bf16_sum{reduce_half<BFloat16, ReduceOp::sum>};
+  OwnedOp bf16_max{reduce_half<BFloat16, ReduceOp::max>};
+  OwnedOp f16_sum{reduce_half<Float16, ReduceOp::sum>};
+  OwnedOp f16_max{reduce_half<Float16, ReduceOp::max>};
+
+  MPI_Op pick(DType dtype, ReduceOp op) const noexcept {
+    if (dtype == DType::bf16) return op == ReduceOp::sum ? bf16_sum.get() : bf16_max.get();
+    if (dtype == DType::f16) return op == ReduceOp::sum ? f16_sum.get() : f16_max.get();
+    return op == ReduceOp::sum ? MPI_SUM : MPI_MAX;
+  }
 };
 
 class MpiCommunicator final : public Communicator {
@@ -58,8 +83,8 @@ class MpiCommunicator final : public Communicator {
   void do_all_reduce(TensorView x, ReduceOp op, Stream& stream) override {
     const MPI_Datatype type = mpi_type(x.dtype);
     const std::int64_t elem_bytes = dtype_bytes(x.dtype);
-    stream.enqueue([this, x, type, elem_bytes, mpi_op = op == ReduceOp::sum ? MPI_SUM : MPI_MAX] {
-      const MpiScope scope(stats_.collective_s);
+    stream.enqueue([this, x, type, elem_bytes, mpi_op = ops_.pick(x.dtype, op)] {
+      const LibraryScope scope;
       for (std::int64_t begin = 0; begin < x.num_elems(); begin += max_elems_per_call) {
         const auto count = static_cast<int>(std::min(max_elems_per_call, x.num_elems() - begin));
         PC_MPI(
@@ -72,7 +97,7 @@ class MpiCommunicator final : public Communicator {
     const MPI_Datatype type = mpi_type(full.dtype);
     const int count = narrow<int>(shard.num_elems());
     stream.enqueue([this, shard, full, type, count] {
-      const MpiScope scope(stats_.collective_s);
+      const LibraryScope scope;
       PC_MPI(MPI_Allgather(shard.data, count, type, full.data, count, type, comm_));
     });
   }
@@ -80,9 +105,9 @@ class MpiCommunicator final : public Communicator {
   void do_reduce_scatter(ConstTensorView full, TensorView shard, Stream& stream) override {
     const MPI_Datatype type = mpi_type(full.dtype);
     const int count = narrow<int>(shard.num_elems());
-    stream.enqueue([this, full, shard, type, count] {
-      const MpiScope scope(stats_.collective_s);
-      PC_MPI(MPI_Reduce_scatter_block(full.data, shard.data, count, type, MPI_SUM, comm_));
+    stream.enqueue([this, full, shard, type, count, mpi_op = ops_.pick(full.dtype, ReduceOp::sum)] {
+      const LibraryScope scope;
+      PC_MPI(MPI_Reduce_scatter_block(full.data, shard.data, count, type, mpi_op, comm_));
     });
   }
 
@@ -90,7 +115,7 @@ class MpiCommunicator final : public Communicator {
     const MPI_Datatype type = mpi_type(x.dtype);
     const int count = narrow<int>(x.num_elems());
     stream.enqueue([this, x, root, type, count] {
-      const MpiScope scope(stats_.collective_s);
+      const LibraryScope scope;
       PC_MPI(MPI_Bcast(x.data, count, type, root, comm_));
     });
   }
@@ -102,7 +127,7 @@ class MpiCommunicator final : public Communicator {
   void do_send(ConstTensorView x, int peer, int tag, Transfer& transfer, Stream& stream) override {
     const int count = narrow<int>(x.num_elems());
     stream.enqueue([this, x, peer, tag, count, request = request_of(transfer)] {
-      const MpiScope scope(stats_.wait_s);
+      const LibraryScope scope;
       PC_MPI(MPI_Isend(x.data, count, mpi_type(x.dtype), peer, tag, comm_, request));
     });
   }
@@ -110,7 +135,7 @@ class MpiCommunicator final : public Communicator {
   void do_receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream) override {
     const int count = narrow<int>(x.num_elems());
     stream.enqueue([this, x, peer, tag, count, request = request_of(transfer)] {
-      const MpiScope scope(stats_.wait_s);
+      const LibraryScope scope;
       PC_MPI(MPI_Irecv(x.data, count, mpi_type(x.dtype), peer, tag, comm_, request));
     });
   }
@@ -118,13 +143,14 @@ class MpiCommunicator final : public Communicator {
   void do_wait(Transfer& transfer, Stream& stream) override {
     stream.enqueue([this, request = request_of(transfer)] {
       if (*request == MPI_Request{}) return;  // never started
-      const MpiScope scope(stats_.wait_s);
+      const LibraryScope scope;
       PC_MPI(MPI_Wait(request, MPI_STATUS_IGNORE));
       *request = MPI_Request{};
     });
   }
 
   MPI_Comm comm_;
+  HalfOps ops_;
 };
 
 }  // namespace

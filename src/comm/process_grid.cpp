@@ -4,6 +4,8 @@
 
 #include "potato/comm/mpi_check.hpp"
 #include "potato/comm/mpi_communicator.hpp"
+#include "potato/comm/nccl_communicator.hpp"
+#include "potato/comm/staged_communicator.hpp"
 
 namespace potato {
 
@@ -64,7 +66,11 @@ GridCommunicators make_communicators(const GridShape& shape, int world_rank, Mak
 
 }  // namespace
 
-GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape) {
+namespace {
+
+// make(axis, group's MPI communicator), which is the callee's to use until it returns; collective over `comm`.
+template <typename Make>
+GridCommunicators make_on_groups(MPI_Comm comm, const GridShape& shape, Make&& make) {
   int world_rank = 0;
   int num_ranks = 0;
   PC_MPI(MPI_Comm_rank(comm, &world_rank));
@@ -76,9 +82,44 @@ GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape) 
     MPI_Comm split = MPI_COMM_NULL;
     PC_MPI(MPI_Comm_split(comm, group.front(), static_cast<int>(place), &split));
     PC_MPI(MPI_Comm_set_errhandler(split, MPI_ERRORS_RETURN));
-    auto communicator = make_mpi_communicator(axis, split);
+    auto communicator = make(axis, split, static_cast<int>(group.size()));
     PC_MPI(MPI_Comm_free(&split));
     return communicator;
+  });
+}
+
+}  // namespace
+
+GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape) {
+  return make_on_groups(comm, shape, [](Axis axis, MPI_Comm group, int) { return make_mpi_communicator(axis, group); });
+}
+
+GridCommunicators make_gpu_communicators(MPI_Comm comm, const GridShape& shape, Device device, Transport transport,
+                                         const GpuCommOptions& options) {
+  PC_CHECK(device.kind == DeviceKind::cuda && transport != Transport::mpi, "transport ", transport_name(transport),
+           " on ", device_name(device));
+  // One tag for each chunk and direction (PipelineExecutor). A send of each may be under way, and one receive.
+  const int num_tags = 2 * options.num_chunks;
+  return make_on_groups(comm, shape, [&](Axis axis, MPI_Comm group, int num_ranks) -> std::unique_ptr<Communicator> {
+    if (num_ranks == 1) return make_local_communicator(axis);
+    const bool is_pipeline = axis == Axis::pipeline;
+    if (transport == Transport::staged) {
+      StagedOptions staged;
+      if (is_pipeline || axis == Axis::world) staged.piece_bytes = std::int64_t{1} << 20;  // they reduce a few numbers
+      if (is_pipeline && options.message_bytes > 0) {
+        staged.slot_bytes = options.message_bytes;
+        staged.num_slots = num_tags + 1;
+      }
+      return make_staged_communicator(axis, group, staged);
+    }
+    if constexpr (with_cuda) {
+      return make_nccl_communicator(axis, group, device,
+                                    {.deterministic = options.deterministic,
+                                     .multicast = options.multicast,
+                                     .num_tags = is_pipeline ? num_tags : 0,
+                                     .timeout_s = options.timeout_s});
+    }
+    throw Error("this build has no CUDA back end");
   });
 }
 

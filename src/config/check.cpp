@@ -39,9 +39,6 @@ void check_model(const Config& config, std::vector<std::string>& problems) {
 }
 
 void check_rest(const Config& config, std::vector<std::string>& problems) {
-  if (config.run.device == DeviceChoice::cuda) {
-    problems.push_back("run.device = cuda: this build has no CUDA back end; use run.device = cpu or auto");
-  }
   if (config.run.dir.empty()) problems.push_back("run.dir is empty: name a folder");
   if (config.data.path.empty()) problems.push_back("data.path is empty: name a text file or a token file");
   if (config.data.tokenizer != "bytes") {

@@ -28,7 +28,10 @@ const Names<Recompute> recompute_names = {
 const Names<LearningRateSchedule> rate_names = {{LearningRateSchedule::constant, "constant"},
                                                 {LearningRateSchedule::linear, "linear"},
                                                 {LearningRateSchedule::cosine, "cosine"}};
-const Names<Precision> precision_names = {{Precision::fp32, "fp32"}, {Precision::fp64, "fp64"}};
+const Names<Precision> precision_names = {
+    {Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp64, "fp64"}};
+const Names<AttentionKernel> attention_names = {
+    {AttentionKernel::automatic, "auto"}, {AttentionKernel::own, "own"}, {AttentionKernel::cudnn, "cudnn"}};
 
 template <typename Enum>
 std::string name_of(const Names<Enum>& names, Enum value) {
@@ -261,7 +264,15 @@ std::vector<ConfigKey> make_keys() {
       PC_POSITIVE(optimizer, eps, "", "AdamW's epsilon."),
       PC_NOT_NEGATIVE(optimizer, gradient_clipping, "", "Largest global gradient norm. 0: no clipping."),
 
-      PC_CHOICE(precision, dtype, precision_names, "Of weights, activations, gradients and moments."),
+      PC_CHOICE(
+          precision, dtype, precision_names,
+          "Of weights and activations. bf16: beside fp32 master weights, gradients and moments; on the CPU 16-bit "
+          "values are stored as such and computed in fp32. tf32: fp32 whose matrix products round their inputs "
+          "(GPU only). fp64: CPU only."),
+
+      PC_CHOICE(kernels, attention, attention_names,
+                "What computes attention on a GPU. own: our kernels; cudnn: cuDNN's (16-bit, no dropout); auto: by a "
+                "static table of dtype and shape, so that runs repeat."),
 
       PC_INTEGER(checkpoint, every_steps, 0, "steps", "Save every so many steps. 0: only at the end."),
       PC_BOOLEAN(checkpoint, at_end, "Save after the last step."),
@@ -270,6 +281,9 @@ std::vector<ConfigKey> make_keys() {
       PC_INTEGER(log, steps_per_print, 1, "steps", "Steps between progress lines."),
       PC_TEXT(log, metrics, "path", "File that gets one JSON object a step. Empty: none."),
       PC_BOOLEAN(log, wall_clock_breakdown, "Also print where a step's time goes."),
+      PC_BOOLEAN(log, operation_times,
+                 "Print at the end where the compute stream of rank 0 spent its time: each operation's ms a step, "
+                 "TFLOP/s and GB/s. The last step's; timing costs a few microseconds an operation."),
 
       PC_INTEGER(eval, every_steps, 0, "steps", "Evaluate every so many steps. 0: only at the end."),
       PC_INTEGER(eval, batches, 1, "global batches", "Length of an evaluation on the way."),
@@ -325,5 +339,6 @@ std::string to_text(PipelineSchedule value) { return name_of(schedule_names, val
 std::string to_text(Recompute value) { return name_of(recompute_names, value); }
 std::string to_text(LearningRateSchedule value) { return name_of(rate_names, value); }
 std::string to_text(Precision value) { return name_of(precision_names, value); }
+std::string to_text(AttentionKernel value) { return name_of(attention_names, value); }
 
 }  // namespace potato

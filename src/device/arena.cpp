@@ -1,11 +1,9 @@
 #include "potato/device/arena.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "memory.hpp"
 #include "potato/core/error.hpp"
 
 namespace potato {
@@ -21,32 +19,27 @@ std::int64_t rounded(std::int64_t num_bytes) {
 
 }  // namespace
 
-Arena::Arena(Device device, std::string owner, std::int64_t capacity_bytes)
+Arena::Arena(Device device, std::string owner, std::int64_t capacity_bytes, HostMemory host)
     : device_(device),
+      host_(host),
       owner_(std::move(owner)),
       capacity_bytes_(device.kind == DeviceKind::dry ? dry_capacity_bytes : rounded(capacity_bytes)) {
-  PC_CHECK(device.kind != DeviceKind::cuda, "this build has no CUDA back end");
   if (device.kind == DeviceKind::dry) {
     base_ = reinterpret_cast<char*>(std::uintptr_t{1} << 32);  // never read; distinct, aligned, not null
   } else {
-    void* memory = mmap(nullptr, static_cast<std::size_t>(capacity_bytes_), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      throw Error(cat("cannot claim ", capacity_bytes_, " bytes for ", owner_, ": ", std::strerror(errno)));
-    }
-    madvise(memory, static_cast<std::size_t>(capacity_bytes_), MADV_HUGEPAGE);
-    base_ = static_cast<char*>(memory);
+    base_ = static_cast<char*>(claim_memory(device, host, capacity_bytes_, owner_));
   }
   free_.reserve(4096);
   free_.push_back({0, capacity_bytes_});
 }
 
 Arena::~Arena() {
-  if (base_ != nullptr && device_.kind == DeviceKind::cpu) munmap(base_, static_cast<std::size_t>(capacity_bytes_));
+  if (base_ != nullptr && device_.kind != DeviceKind::dry) release_memory(device_, host_, base_, capacity_bytes_);
 }
 
 Arena::Arena(Arena&& other) noexcept
     : device_(other.device_),
+      host_(other.host_),
       owner_(std::move(other.owner_)),
       capacity_bytes_(other.capacity_bytes_),
       used_bytes_(other.used_bytes_),

@@ -2,8 +2,10 @@
 
 #include <initializer_list>
 
+#include "back_end.hpp"
 #include "cpu/activation.hpp"
-#include "run_on.hpp"
+#include "cpu/widen.hpp"
+#include "cuda/activation.hpp"
 
 namespace potato {
 
@@ -28,39 +30,59 @@ void check_columns(const Stream& stream, const ConstTensorView& x, const ConstTe
 void add_bias(TensorView x, ConstTensorView bias, Stream& stream) {
   check(stream, x, {});
   check_columns(stream, x, bias);
-  if (x.num_elems() == 0) return;
-  dispatch_real(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, static_cast<double>(x.num_elems()), 2.0 * static_cast<double>(x.num_bytes()),
-           [x_ = x.as<T>(), b = bias.as<T>(), rows = x.dim(0), columns = x.dim(1)] {
-             cpu::add_bias(x_, b, rows, columns);
-           });
+  const std::int64_t num_elems = x.num_elems();
+  if (num_elems == 0) return;
+  stream.account(static_cast<double>(num_elems), 2.0 * static_cast<double>(x.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::add_bias(x, bias, stream);
+  }
+  dispatch_float(x.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    stream.enqueue([x_ = x.as<S>(), b = bias.as<S>(), num_elems, rows = x.dim(0), columns = x.dim(1)] {
+      cpu::add_bias<Compute<S>>(cpu::InOut(x_, num_elems), cpu::In(b, columns), rows, columns);
+    });
   });
 }
 
 void bias_backward(ConstTensorView dy, TensorView bias_gradient, Stream& stream) {
   check(stream, dy, {});
   check_columns(stream, dy, bias_gradient);
-  if (dy.num_elems() == 0) return;
-  dispatch_real(dy.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, static_cast<double>(dy.num_elems()), static_cast<double>(dy.num_bytes()),
-           [dy_ = dy.as<T>(), db = bias_gradient.as<T>(), rows = dy.dim(0), columns = dy.dim(1)] {
-             cpu::bias_backward(dy_, db, rows, columns);
-           });
+  check_compute_dtype("bias_gradient", bias_gradient, dy.dtype);
+  const std::int64_t num_elems = dy.num_elems();
+  if (num_elems == 0) return;
+  stream.account(static_cast<double>(num_elems), static_cast<double>(dy.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::bias_backward(dy, bias_gradient, stream);
+  }
+  dispatch_float(dy.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([dy_ = dy.as<S>(), db = bias_gradient.as<C>(), num_elems, rows = dy.dim(0), columns = dy.dim(1)] {
+      cpu::bias_backward<C>(cpu::In(dy_, num_elems), db, rows, columns);
+    });
   });
 }
 
 void bias_gelu_forward(TensorView x, ConstTensorView bias, TensorView y, Stream& stream) {
   check(stream, x, {y});
   check_columns(stream, x, bias);
-  if (x.num_elems() == 0) return;
-  dispatch_real(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, 20.0 * static_cast<double>(x.num_elems()), 3.0 * static_cast<double>(x.num_bytes()),
-           [x_ = x.as<T>(), b = bias.as<T>(), y_ = y.as<T>(), rows = x.dim(0), columns = x.dim(1)] {
-             cpu::bias_gelu_forward(x_, b, y_, rows, columns);
-           });
+  const std::int64_t num_elems = x.num_elems();
+  if (num_elems == 0) return;
+  stream.account(20.0 * static_cast<double>(num_elems), 3.0 * static_cast<double>(x.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::bias_gelu_forward(x, bias, y, stream);
+  }
+  dispatch_float(x.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([x_ = x.as<S>(), b = bias.as<S>(), y_ = y.as<S>(), num_elems, rows = x.dim(0), columns = x.dim(1)] {
+      if constexpr (is_half<S>) {  // gelu takes the rounded sum, since recompute has no other
+        cpu::add_bias<C>(cpu::InOut(x_, num_elems), cpu::In(b, columns), rows, columns);
+        cpu::gelu_forward<C>(cpu::In(static_cast<const S*>(x_), num_elems), cpu::Out(y_, num_elems), num_elems);
+      } else {
+        cpu::bias_gelu_forward(x_, b, y_, rows, columns);
+      }
+    });
   });
 }
 
@@ -68,10 +90,15 @@ void gelu_forward(ConstTensorView x, TensorView y, Stream& stream) {
   check(stream, x, {y});
   const std::int64_t num_elems = x.num_elems();
   if (num_elems == 0) return;
-  dispatch_real(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, 19.0 * static_cast<double>(num_elems), 2.0 * static_cast<double>(x.num_bytes()),
-           [x_ = x.as<T>(), y_ = y.as<T>(), num_elems] { cpu::gelu_forward(x_, y_, num_elems); });
+  stream.account(19.0 * static_cast<double>(num_elems), 2.0 * static_cast<double>(x.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::gelu_forward(x, y, stream);
+  }
+  dispatch_float(x.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    stream.enqueue([x_ = x.as<S>(), y_ = y.as<S>(), num_elems] {
+      cpu::gelu_forward<Compute<S>>(cpu::In(x_, num_elems), cpu::Out(y_, num_elems), num_elems);
+    });
   });
 }
 
@@ -79,12 +106,21 @@ void gelu_bias_backward(ConstTensorView dy, ConstTensorView x, TensorView dx, Te
                         Stream& stream) {
   check(stream, x, {dy, dx});
   check_columns(stream, x, bias_gradient);
-  if (x.num_elems() == 0) return;
-  dispatch_real(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, 27.0 * static_cast<double>(x.num_elems()), 3.0 * static_cast<double>(x.num_bytes()),
-           [dy_ = dy.as<T>(), x_ = x.as<T>(), dx_ = dx.as<T>(), db = bias_gradient.as<T>(), rows = x.dim(0),
-            columns = x.dim(1)] { cpu::gelu_bias_backward(dy_, x_, dx_, db, rows, columns); });
+  check_compute_dtype("bias_gradient", bias_gradient, x.dtype);
+  const std::int64_t num_elems = x.num_elems();
+  if (num_elems == 0) return;
+  stream.account(27.0 * static_cast<double>(num_elems), 3.0 * static_cast<double>(x.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::gelu_bias_backward(dy, x, dx, bias_gradient, stream);
+  }
+  dispatch_float(x.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([dy_ = dy.as<S>(), x_ = x.as<S>(), dx_ = dx.as<S>(), db = bias_gradient.as<C>(), num_elems,
+                    rows = x.dim(0), columns = x.dim(1)] {
+      cpu::gelu_bias_backward<C>(cpu::In(dy_, num_elems), cpu::In(x_, num_elems), cpu::Out(dx_, num_elems), db, rows,
+                                 columns);
+    });
   });
 }
 

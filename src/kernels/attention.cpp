@@ -1,8 +1,10 @@
 // Shape letters: see the header.
 #include "potato/kernels/attention.hpp"
 
+#include "back_end.hpp"
 #include "cpu/attention.hpp"
-#include "run_on.hpp"
+#include "cpu/widen.hpp"
+#include "cuda/attention.hpp"
 
 namespace potato {
 
@@ -49,15 +51,20 @@ void attention_forward(ConstTensorView qkv, TensorView y, TensorView lse, const 
   const cpu::AttentionTask task = make_task(shape, dropout, rows);
   check_tensor("qkv", qkv, qkv_shape(shape), qkv.dtype, stream);
   check_tensor("y", y, output_shape(shape), qkv.dtype, stream);
-  check_tensor("lse", lse, row_shape(shape), qkv.dtype, stream);
+  check_tensor("lse", lse, row_shape(shape), compute_dtype(qkv.dtype), stream);
   if (y.num_elems() == 0) return;
   const auto bytes = static_cast<double>(qkv.num_bytes() + y.num_bytes() + lse.num_bytes());
-  dispatch_real(qkv.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* in = qkv.as<T>();
-    T* out = y.as<T>();
-    T* out_lse = lse.as<T>();
-    run_on(stream, product_flops(shape, 2), bytes, [=] { cpu::attention_forward(task, in, out, out_lse); });
+  stream.account(product_flops(shape, 2), bytes);
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::attention_forward(qkv, y, lse, shape, dropout, rows, stream);
+  }
+  dispatch_float(qkv.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([task, in = qkv.as<S>(), in_elems = qkv.num_elems(), out = y.as<S>(), out_elems = y.num_elems(),
+                    out_lse = lse.as<C>()] {
+      cpu::attention_forward<C>(task, cpu::In(in, in_elems), cpu::Out(out, out_elems), out_lse);
+    });
   });
 }
 
@@ -68,23 +75,33 @@ void attention_backward(ConstTensorView dy, ConstTensorView qkv, ConstTensorView
   check_tensor("dy", dy, output_shape(shape), qkv.dtype, stream);
   check_tensor("qkv", qkv, qkv_shape(shape), qkv.dtype, stream);
   check_tensor("y", y, output_shape(shape), qkv.dtype, stream);
-  check_tensor("lse", lse, row_shape(shape), qkv.dtype, stream);
+  check_tensor("lse", lse, row_shape(shape), compute_dtype(qkv.dtype), stream);
   check_tensor("dqkv", dqkv, qkv_shape(shape), qkv.dtype, stream);
-  check_tensor("scratch", scratch, row_shape(shape), qkv.dtype, stream);
+  check_tensor("scratch", scratch, row_shape(shape), compute_dtype(qkv.dtype), stream);
   if (dy.num_elems() == 0) return;
   const auto bytes = static_cast<double>(dy.num_bytes() + qkv.num_bytes() + y.num_bytes() + lse.num_bytes() +
                                          dqkv.num_bytes() + scratch.num_bytes());
-  dispatch_real(qkv.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T* grad = dy.as<T>();
-    const T* in = qkv.as<T>();
-    const T* out = y.as<T>();
-    const T* in_lse = lse.as<T>();
-    T* grad_in = dqkv.as<T>();
-    T* sums = scratch.as<T>();
-    run_on(stream, product_flops(shape, 5), bytes,
-           [=] { cpu::attention_backward(task, grad, in, out, in_lse, grad_in, sums); });
+  stream.account(product_flops(shape, 5), bytes);
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) {
+      return cuda::attention_backward(dy, qkv, y, lse, dqkv, scratch, shape, dropout, rows, stream);
+    }
+  }
+  dispatch_float(qkv.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([task, grad = dy.as<S>(), in = qkv.as<S>(), out = y.as<S>(), in_lse = lse.as<C>(),
+                    grad_in = dqkv.as<S>(), sums = scratch.as<C>(), in_elems = qkv.num_elems(),
+                    out_elems = y.num_elems()] {
+      cpu::attention_backward<C>(task, cpu::In(grad, out_elems), cpu::In(in, in_elems), cpu::In(out, out_elems), in_lse,
+                                 cpu::Out(grad_in, in_elems), sums);
+    });
   });
+}
+
+std::int64_t attention_workspace_bytes(const AttentionShape& shape, DType dtype, const Dropout& dropout) {
+  if constexpr (with_cuda) return cuda::attention_workspace_bytes(shape, dtype, dropout);
+  return 0;
 }
 
 }  // namespace potato

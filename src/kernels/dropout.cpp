@@ -2,8 +2,10 @@
 
 #include <initializer_list>
 
+#include "back_end.hpp"
 #include "cpu/dropout.hpp"
-#include "run_on.hpp"
+#include "cpu/widen.hpp"
+#include "cuda/dropout.hpp"
 
 namespace potato {
 
@@ -26,26 +28,42 @@ void check(const Stream& stream, const ConstTensorView& x, const ConstTensorView
 void bias_dropout_add_forward(ConstTensorView x, ConstTensorView bias, ConstTensorView residual, TensorView y,
                               Dropout dropout, TokenRows rows, Stream& stream) {
   check(stream, x, bias, {residual, y});
-  if (x.num_elems() == 0) return;
-  const cpu::RowMasks masks = cpu::row_masks(dropout, rows, x.dim(0), x.dim(1));
-  dispatch_real(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, 3.0 * static_cast<double>(x.num_elems()), 3.0 * static_cast<double>(x.num_bytes()),
-           [x_ = x.as<T>(), b = bias.as<T>(), r = residual.as<T>(), y_ = y.as<T>(), masks, num_rows = x.dim(0),
-            channels = x.dim(1)] { cpu::bias_dropout_add_forward(x_, b, r, y_, masks, num_rows, channels); });
+  const std::int64_t num_elems = x.num_elems();
+  if (num_elems == 0) return;
+  const cpu::RowMasks masks = cpu::row_masks(dropout, rows, x.dim(0), x.dim(1));  // checks the rows for every device
+  stream.account(3.0 * static_cast<double>(num_elems), 3.0 * static_cast<double>(x.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::bias_dropout_add_forward(x, bias, residual, y, dropout, rows, stream);
+  }
+  dispatch_float(x.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    stream.enqueue([x_ = x.as<S>(), b = bias.as<S>(), r = residual.as<S>(), y_ = y.as<S>(), masks, num_elems,
+                    num_rows = x.dim(0), channels = x.dim(1)] {
+      cpu::bias_dropout_add_forward<Compute<S>>(cpu::In(x_, num_elems), cpu::In(b, channels), cpu::In(r, num_elems),
+                                                cpu::Out(y_, num_elems), masks, num_rows, channels);
+    });
   });
 }
 
 void bias_dropout_add_backward(ConstTensorView dy, TensorView dx, TensorView bias_gradient, Dropout dropout,
                                TokenRows rows, Stream& stream) {
   check(stream, dy, bias_gradient, {dx});
-  if (dy.num_elems() == 0) return;
+  check_compute_dtype("bias_gradient", bias_gradient, dy.dtype);
+  const std::int64_t num_elems = dy.num_elems();
+  if (num_elems == 0) return;
   const cpu::RowMasks masks = cpu::row_masks(dropout, rows, dy.dim(0), dy.dim(1));
-  dispatch_real(dy.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    run_on(stream, 2.0 * static_cast<double>(dy.num_elems()), 2.0 * static_cast<double>(dy.num_bytes()),
-           [dy_ = dy.as<T>(), dx_ = dx.as<T>(), db = bias_gradient.as<T>(), masks, num_rows = dy.dim(0),
-            channels = dy.dim(1)] { cpu::bias_dropout_add_backward(dy_, dx_, db, masks, num_rows, channels); });
+  stream.account(2.0 * static_cast<double>(num_elems), 2.0 * static_cast<double>(dy.num_bytes()));
+  if constexpr (with_cuda) {
+    if (on_cuda(stream)) return cuda::bias_dropout_add_backward(dy, dx, bias_gradient, dropout, rows, stream);
+  }
+  dispatch_float(dy.dtype, [&](auto zero) {
+    using S = decltype(zero);
+    using C = Compute<S>;
+    stream.enqueue([dy_ = dy.as<S>(), dx_ = dx.as<S>(), db = bias_gradient.as<C>(), masks, num_elems,
+                    num_rows = dy.dim(0), channels = dy.dim(1)] {
+      cpu::bias_dropout_add_backward<C>(cpu::In(dy_, num_elems), cpu::Out(dx_, num_elems), db, masks, num_rows,
+                                        channels);
+    });
   });
 }
 

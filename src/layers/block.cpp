@@ -19,15 +19,16 @@ TransformerBlock::TransformerBlock(const LayerContext& ctx, const std::string& n
     : attention_(ctx, name, model, init_std, residual_init_std(model)),
       mlp_(ctx, name, model, init_std, residual_init_std(model)) {}
 
-Tensor TransformerBlock::run(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x,
-                             Saved& saved) const {
-  saved.middle = attention_.forward(ctx, micro_batch, x, saved.attention);
-  return mlp_.forward(ctx, micro_batch, saved.middle, saved.mlp);
+Tensor TransformerBlock::run(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved,
+                             const NextNorm& next) const {
+  saved.middle = attention_.forward(ctx, micro_batch, x, saved.attention, {&mlp_.norm(), &saved.mlp.norm});
+  return mlp_.forward(ctx, micro_batch, saved.middle, saved.mlp, next);
 }
 
-Tensor TransformerBlock::forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor x, Saved& saved) const {
+Tensor TransformerBlock::forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor x, Saved& saved,
+                                 const NextNorm& next) const {
   saved.input = std::move(x);
-  Tensor y = run(ctx, micro_batch, saved.input, saved);
+  Tensor y = run(ctx, micro_batch, saved.input, saved, next);
   if (!micro_batch.training) {
     saved = {};
   } else if (ctx.recompute == Recompute::full) {
@@ -40,7 +41,7 @@ Tensor TransformerBlock::forward(const LayerContext& ctx, const MicroBatch& micr
 
 Tensor TransformerBlock::backward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor dy,
                                   Saved& saved) const {
-  if (!saved.middle.is_held()) run(ctx, micro_batch, saved.input, saved).reset();
+  if (!saved.middle.is_held()) run(ctx, micro_batch, saved.input, saved, {}).reset();
   Tensor dmiddle = mlp_.backward(ctx, micro_batch, dy, saved.middle, saved.mlp);
   dy.reset();
   saved.middle.reset();

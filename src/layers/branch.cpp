@@ -18,11 +18,16 @@ void accumulate_bias_gradient(const LayerContext& ctx, ConstTensorView dy, Param
 
 }  // namespace
 
-Tensor BranchEnd::forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor partial,
-                          ConstTensorView x) const {
+Tensor BranchEnd::forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor partial, ConstTensorView x,
+                          const NextNorm& next) const {
   Tensor y = reduce_rows(ctx, std::move(partial));
-  bias_dropout_add_forward(y, bias_->weight, x, y, layer_dropout(ctx, micro_batch, dropout_key_),
-                           token_rows(ctx, micro_batch), ctx.stream);
+  const Dropout dropout = layer_dropout(ctx, micro_batch, dropout_key_);
+  const TokenRows rows = token_rows(ctx, micro_batch);
+  if (next.norm != nullptr) {
+    next.norm->forward_after_branch(ctx, y, bias_->weight, x, dropout, rows, *next.saved);
+  } else {
+    bias_dropout_add_forward(y, bias_->weight, x, y, dropout, rows, ctx.stream);
+  }
   return y;
 }
 
@@ -63,27 +68,28 @@ AttentionShape AttentionBranch::shape_of(const LayerContext& ctx, const MicroBat
           .head_dim = head_dim_,
           .causal = true,
           .scale = 1.0 / std::sqrt(static_cast<double>(head_dim_)),
-          .first_head = num_heads_local_ * ctx.tensor.rank()};
+          .first_head = num_heads_local_ * ctx.tensor.rank(),
+          .kernel = ctx.attention,
+          .deterministic = ctx.deterministic};
 }
 
-Tensor AttentionBranch::forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x,
-                                Saved& saved) const {
+Tensor AttentionBranch::forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved,
+                                const NextNorm& next) const {
   const std::int64_t num_tokens = micro_batch.num_tokens();
-  norm_.forward(ctx, x, saved.norm);
+  if (!saved.norm.output.is_held()) norm_.forward(ctx, x, saved.norm);
   saved.qkv = ctx.make({num_tokens, qkv_.num_out_local()});
   {
     const Rows normed = gather_rows(ctx, saved.norm.output);
-    qkv_.forward(ctx, normed.view, saved.qkv);
+    qkv_.forward_bias(ctx, normed.view, saved.qkv);
   }
   if (ctx.recompute == Recompute::selective) saved.norm.output.reset();
-  add_bias(saved.qkv, qkv_.bias().weight, ctx.stream);
   saved.mix = ctx.make({num_tokens, num_heads_local_ * head_dim_});
-  saved.lse = ctx.make({micro_batch.batch, num_heads_local_, micro_batch.sequence});
+  saved.lse = ctx.make_statistic({micro_batch.batch, num_heads_local_, micro_batch.sequence});
   attention_forward(saved.qkv, saved.mix, saved.lse, shape_of(ctx, micro_batch),
                     layer_dropout(ctx, micro_batch, attention_key_), token_rows(ctx, micro_batch, true), ctx.stream);
   Tensor partial = ctx.make({num_tokens, x.dim(1)});
   out_.forward(ctx, saved.mix, partial);
-  return end_.forward(ctx, micro_batch, std::move(partial), x);
+  return end_.forward(ctx, micro_batch, std::move(partial), x, next);
 }
 
 Tensor AttentionBranch::backward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView dy,
@@ -97,7 +103,7 @@ Tensor AttentionBranch::backward(const LayerContext& ctx, const MicroBatch& micr
       out_.backward_weight(ctx, dpartial.view, saved.mix);
     }
     dqkv = ctx.make(saved.qkv.view().shape);
-    const Tensor scratch = ctx.make(saved.lse.view().shape);
+    const Tensor scratch = ctx.make_statistic(saved.lse.view().shape);
     attention_backward(dmix, saved.qkv, saved.mix, saved.lse, dqkv, scratch, shape_of(ctx, micro_batch),
                        layer_dropout(ctx, micro_batch, attention_key_), token_rows(ctx, micro_batch, true), ctx.stream);
   }
@@ -126,22 +132,21 @@ MlpBranch::MlpBranch(const LayerContext& ctx, const std::string& name, const Mod
       down_(ctx, name + ".mlp.down", model.hidden_size, model.ffn_hidden_size, residual_init_std),
       end_(down_.bias(), philox_key(ctx.seed, name + ".mlp.dropout")) {}
 
-Tensor MlpBranch::forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x,
-                          Saved& saved) const {
+Tensor MlpBranch::forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved,
+                          const NextNorm& next) const {
   const std::int64_t num_tokens = micro_batch.num_tokens();
-  norm_.forward(ctx, x, saved.norm);
+  if (!saved.norm.output.is_held()) norm_.forward(ctx, x, saved.norm);
   saved.pre = ctx.make({num_tokens, up_.num_out_local()});
+  saved.act = ctx.make(saved.pre.view().shape);
   {
     const Rows normed = gather_rows(ctx, saved.norm.output);
-    up_.forward(ctx, normed.view, saved.pre);
+    up_.forward_bias_gelu(ctx, normed.view, saved.pre, saved.act);
   }
   if (ctx.recompute == Recompute::selective) saved.norm.output.reset();
-  saved.act = ctx.make(saved.pre.view().shape);
-  bias_gelu_forward(saved.pre, up_.bias().weight, saved.act, ctx.stream);
   Tensor partial = ctx.make({num_tokens, x.dim(1)});
   down_.forward(ctx, saved.act, partial);
   if (ctx.recompute == Recompute::selective) saved.act.reset();
-  return end_.forward(ctx, micro_batch, std::move(partial), x);
+  return end_.forward(ctx, micro_batch, std::move(partial), x, next);
 }
 
 Tensor MlpBranch::backward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView dy,
@@ -150,16 +155,14 @@ Tensor MlpBranch::backward(const LayerContext& ctx, const MicroBatch& micro_batc
     saved.act = ctx.make(saved.pre.view().shape);
     gelu_forward(saved.pre, saved.act, ctx.stream);
   }
-  Tensor dpre = ctx.make(saved.pre.view().shape);
+  Tensor dpre;
   {
     const Rows dpartial = end_.backward(ctx, micro_batch, dy);
-    down_.backward_input(ctx, dpartial.view, dpre);
     down_.backward_weight(ctx, dpartial.view, saved.act);
+    saved.act.reset();
+    dpre = ctx.make(saved.pre.view().shape);
+    down_.backward_input_gelu(ctx, dpartial.view, saved.pre, dpre, up_.bias());
   }
-  saved.act.reset();
-  ParameterRegistry::zero_if_first(up_.bias(), ctx.stream);
-  gelu_bias_backward(dpre, saved.pre, dpre, up_.bias().gradient, ctx.stream);
-  ctx.registry.accumulated(up_.bias());
   saved.pre.reset();
   Tensor dnormed = ctx.make({micro_batch.num_tokens(), x.dim(1)});
   up_.backward_input(ctx, dpre, dnormed);

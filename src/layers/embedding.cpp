@@ -92,11 +92,25 @@ LmHead::LmHead(const LayerContext& ctx, const ModelConfig& model, Parameter& wei
 
 void LmHead::loss_of_rows(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView rows,
                           ConstTensorView targets, TensorView drows, double beta) const {
-  const std::int64_t num_rows = rows.dim(0);
-  const Tensor logits = ctx.make({num_rows, shard_.num_rows});
-  const Tensor row_max = ctx.make({num_rows});
-  const Tensor sums = ctx.make({2, num_rows});
+  const Tensor logits = ctx.make({rows.dim(0), shard_.num_rows});
   gemm(rows, false, weight_->weight, true, logits, 1, 0, ctx.stream);
+  softmax_loss(ctx, micro_batch, logits, targets);
+  if (!micro_batch.training) return;
+  gemm(logits, false, weight_->weight, false, drows, 1, 0, ctx.stream);
+  gemm(logits, true, rows, false, weight_->gradient, 1, beta, ctx.stream);
+}
+
+void LmHead::softmax_loss(const LayerContext& ctx, const MicroBatch& micro_batch, TensorView logits,
+                          ConstTensorView targets) const {
+  const std::int64_t num_rows = logits.dim(0);
+  if (ctx.tensor.num_ranks() == 1) {
+    const Tensor row_losses = ctx.make_statistic({num_rows});
+    cross_entropy_fused(logits, shard_.num_valid, targets, micro_batch.gradient_scale, micro_batch.training, row_losses,
+                        micro_batch.loss_sum, ctx.stream);
+    return;
+  }
+  const Tensor row_max = ctx.make_statistic({num_rows});
+  const Tensor sums = ctx.make_statistic({2, num_rows});
   cross_entropy_max(logits, shard_.num_valid, row_max, ctx.stream);
   ctx.tensor.all_reduce(row_max, ReduceOp::max, ctx.stream);
   cross_entropy_sums(logits, shard_.num_valid, shard_.first, targets, row_max, sums, ctx.stream);
@@ -105,8 +119,6 @@ void LmHead::loss_of_rows(const LayerContext& ctx, const MicroBatch& micro_batch
   if (!micro_batch.training) return;
   cross_entropy_backward(logits, shard_.num_valid, shard_.first, targets, row_max, sums, micro_batch.gradient_scale,
                          ctx.stream);
-  gemm(logits, false, weight_->weight, false, drows, 1, 0, ctx.stream);
-  gemm(logits, true, rows, false, weight_->gradient, 1, beta, ctx.stream);
 }
 
 Tensor LmHead::forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor x) const {

@@ -1,6 +1,7 @@
 #include "potato/layers/linear.hpp"
 
 #include "potato/kernels/gemm.hpp"
+#include "potato/kernels/linear.hpp"
 
 namespace potato {
 
@@ -19,6 +20,18 @@ Parameter& declare_replicated_vector(const LayerContext& ctx, const std::string&
   spec.is_owner = ctx.tensor.rank() == 0;
   spec.init = init;
   return ctx.registry.declare(std::move(spec));
+}
+
+void Linear::forward(const LayerContext& ctx, ConstTensorView x, TensorView y) const {
+  gemm(x, false, weight_->weight, true, y, 1, 0, ctx.stream);
+}
+
+void Linear::backward_input(const LayerContext& ctx, ConstTensorView dy, TensorView dx) const {
+  gemm(dy, false, weight_->weight, false, dx, 1, 0, ctx.stream);
+}
+
+void Linear::backward_weight(const LayerContext& ctx, ConstTensorView dy, ConstTensorView x) const {
+  accumulate_weight_gradient(ctx, dy, x, *weight_);
 }
 
 ColumnLinear::ColumnLinear(const LayerContext& ctx, const std::string& name, const std::vector<LogicalLinear>& logical,
@@ -53,16 +66,12 @@ ColumnLinear::ColumnLinear(const LayerContext& ctx, const std::string& name, con
   bias_ = &ctx.registry.declare(std::move(bias));
 }
 
-void ColumnLinear::forward(const LayerContext& ctx, ConstTensorView x, TensorView y) const {
-  gemm(x, false, weight_->weight, true, y, 1, 0, ctx.stream);
+void ColumnLinear::forward_bias(const LayerContext& ctx, ConstTensorView x, TensorView y) const {
+  linear_bias(x, weight_->weight, bias_->weight, y, ctx.stream);
 }
 
-void ColumnLinear::backward_input(const LayerContext& ctx, ConstTensorView dy, TensorView dx) const {
-  gemm(dy, false, weight_->weight, false, dx, 1, 0, ctx.stream);
-}
-
-void ColumnLinear::backward_weight(const LayerContext& ctx, ConstTensorView dy, ConstTensorView x) const {
-  accumulate_weight_gradient(ctx, dy, x, *weight_);
+void ColumnLinear::forward_bias_gelu(const LayerContext& ctx, ConstTensorView x, TensorView pre, TensorView y) const {
+  linear_bias_gelu(x, weight_->weight, bias_->weight, pre, y, ctx.stream);
 }
 
 RowLinear::RowLinear(const LayerContext& ctx, const std::string& name, std::int64_t num_out, std::int64_t num_in,
@@ -83,16 +92,11 @@ RowLinear::RowLinear(const LayerContext& ctx, const std::string& name, std::int6
   bias_ = &declare_replicated_vector(ctx, name + ".bias", num_out, InitKind::zeros);
 }
 
-void RowLinear::forward(const LayerContext& ctx, ConstTensorView x, TensorView y) const {
-  gemm(x, false, weight_->weight, true, y, 1, 0, ctx.stream);
-}
-
-void RowLinear::backward_input(const LayerContext& ctx, ConstTensorView dy, TensorView dx) const {
-  gemm(dy, false, weight_->weight, false, dx, 1, 0, ctx.stream);
-}
-
-void RowLinear::backward_weight(const LayerContext& ctx, ConstTensorView dy, ConstTensorView x) const {
-  accumulate_weight_gradient(ctx, dy, x, *weight_);
+void RowLinear::backward_input_gelu(const LayerContext& ctx, ConstTensorView dy, ConstTensorView pre, TensorView dpre,
+                                    Parameter& bias_before) const {
+  ParameterRegistry::zero_if_first(bias_before, ctx.stream);
+  linear_gelu_backward(dy, weight_->weight, pre, dpre, bias_before.gradient, ctx.stream);
+  ctx.registry.accumulated(bias_before);
 }
 
 }  // namespace potato

@@ -11,10 +11,20 @@ LayerNorm::LayerNorm(const LayerContext& ctx, const std::string& name, std::int6
       bias_(&declare_replicated_vector(ctx, name + ".bias", width, InitKind::zeros)) {}
 
 void LayerNorm::forward(const LayerContext& ctx, ConstTensorView x, Saved& saved) const {
-  saved.mean = ctx.make({x.dim(0)});
-  saved.rstd = ctx.make({x.dim(0)});
+  saved.mean = ctx.make_statistic({x.dim(0)});
+  saved.rstd = ctx.make_statistic({x.dim(0)});
   saved.output = ctx.make(x.shape);
   layernorm_forward(x, weight_->weight, bias_->weight, eps, saved.output, saved.mean, saved.rstd, ctx.stream);
+}
+
+void LayerNorm::forward_after_branch(const LayerContext& ctx, TensorView x, ConstTensorView bias,
+                                     ConstTensorView residual, const Dropout& dropout, const TokenRows& rows,
+                                     Saved& saved) const {
+  saved.mean = ctx.make_statistic({x.dim(0)});
+  saved.rstd = ctx.make_statistic({x.dim(0)});
+  saved.output = ctx.make(x.shape);
+  bias_dropout_add_layernorm_forward(x, bias, residual, x, dropout, rows, weight_->weight, bias_->weight, eps,
+                                     saved.output, saved.mean, saved.rstd, ctx.stream);
 }
 
 void LayerNorm::restore(const LayerContext& ctx, ConstTensorView x, Saved& saved) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "potato/core/clock.hpp"
 #include "potato/pipeline/partition.hpp"
 
 namespace potato {
@@ -67,17 +66,6 @@ Stage::Stage(const LayerContext& ctx, const Config& config, const GridCommunicat
   for (Saved& saved : saved_) saved.blocks.resize(most_blocks);
 }
 
-void Stage::start_clock() {
-  ctx_.stream.enqueue(
-      [times = &times_, comm = &ctx_.tensor] { times->start_s = now_s() - comm->stats().collective_s; });
-}
-
-void Stage::stop_clock(double Times::*total) {
-  ctx_.stream.enqueue([times = &times_, comm = &ctx_.tensor, total] {
-    times->*total += now_s() - comm->stats().collective_s - times->start_s;
-  });
-}
-
 Stage::Saved& Stage::claim(int chunk, int micro_batch) {
   for (Saved& saved : saved_) {
     if (saved.chunk >= 0) continue;
@@ -102,11 +90,14 @@ Tensor Stage::make_boundary(int micro_batch) {
 Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
   Saved& saved = claim(chunk, micro_batch);
-  start_clock();
+  timers_.forward.start(ctx_.stream);
   Tensor x = is_first(chunk) ? embedding_->forward(ctx_, batch) : std::move(input);
   const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    x = blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i]);
+    const bool is_end = i + 1 == blocks.size();
+    const NextNorm next =
+        is_end ? NextNorm{} : NextNorm{&blocks[i + 1].first_norm(), &saved.blocks[i + 1].attention.norm};
+    x = blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
   }
   if (is_last(chunk)) {
     if (batch.logits_position >= 0) {
@@ -117,14 +108,14 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
     x = Tensor();
   }
   if (!batch.training) saved.chunk = -1;
-  stop_clock(&Times::forward_s);
+  timers_.forward.stop(ctx_.stream);
   return x;
 }
 
 Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
   const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
   Saved& saved = find(chunk, micro_batch);
-  start_clock();
+  timers_.backward.start(ctx_.stream);
   Tensor gradient = is_last(chunk) ? std::move(saved.head_gradient) : std::move(output_gradient);
   const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
   for (std::size_t i = blocks.size(); i-- > 0;) {
@@ -135,7 +126,7 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
     gradient = Tensor();
   }
   saved.chunk = -1;
-  stop_clock(&Times::backward_s);
+  timers_.backward.stop(ctx_.stream);
   return gradient;
 }
 

@@ -13,12 +13,12 @@ GradientReducer::GradientReducer(ParameterRegistry& registry, const GridCommunic
       sequence_parallel_(sequence_parallel),
       overlap_(overlap) {
   for (std::size_t i = 0; i < registry_.buckets().size(); ++i) ready_.emplace_back();
-  registry_.begin_step(0, [this](int bucket) {
+  registry_.set_bucket_hook([this](int bucket) {
     if (overlap_ && !waits_for_peers(bucket)) reduce(bucket);
   });
 }
 
-void GradientReducer::begin_step(std::int64_t num_micro_batches) { registry_.begin_step(num_micro_batches); }
+void GradientReducer::begin_step(std::int64_t num_micro_batches) { registry_.begin_step(num_micro_batches, compute_); }
 
 bool GradientReducer::waits_for_peers(int index) const {
   return registry_.buckets()[static_cast<std::size_t>(index)].sharing == Sharing::tied &&
@@ -51,11 +51,15 @@ void GradientReducer::finish_step() {
   compute_.wait(done_);
 }
 
-void add_owned_squared_norm(const ParameterRegistry& registry, const GridCommunicators& grid, TensorView result,
-                            Stream& stream) {
-  if (grid.at.data != 0) return;
-  for (const Parameter& parameter : registry.parameters()) {
-    if (parameter.spec.is_owner) add_squared_norm(parameter.gradient, 1, result, stream);
+std::vector<FlatRange> ranges_in_norm(const ParameterRegistry& registry, const GridCommunicators& grid) {
+  if (grid.at.data != 0) return {};
+  return registry.ranges([](const Parameter& parameter) { return parameter.spec.is_owner; });
+}
+
+void add_squared_norm_of(const ParameterRegistry& registry, const std::vector<FlatRange>& ranges, TensorView result,
+                         Stream& stream) {
+  for (const FlatRange& range : ranges) {
+    add_squared_norm(registry.gradients().rows(range.begin_elems, range.num_elems), 1, result, stream);
   }
 }
 

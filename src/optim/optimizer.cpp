@@ -8,8 +8,10 @@ namespace potato {
 Optimizer::Optimizer(const OptimizerConfig& config, ParameterRegistry& registry, Arena& arena, Stream& stream)
     : config_(config),
       registry_(registry),
-      exp_avg_(arena, registry.weights().dtype, {registry.num_flat_elems()}),
-      exp_avg_sq_(arena, registry.weights().dtype, {registry.num_flat_elems()}) {
+      decayed_(registry.ranges([](const Parameter& parameter) { return parameter.spec.decay; })),
+      plain_(registry.ranges([](const Parameter& parameter) { return !parameter.spec.decay; })),
+      exp_avg_(arena, registry.master().dtype, {registry.num_flat_elems()}),
+      exp_avg_sq_(arena, registry.master().dtype, {registry.num_flat_elems()}) {
   fill(exp_avg_, 0, stream);
   fill(exp_avg_sq_, 0, stream);
 }
@@ -22,14 +24,20 @@ void Optimizer::step(double learning_rate, std::int64_t update, ConstTensorView 
   settings.eps = config_.eps;
   settings.step = update;
   settings.max_norm = config_.gradient_clipping;
-  for (const Parameter& parameter : registry_.parameters()) {
-    settings.weight_decay = parameter.spec.decay ? config_.weight_decay : 0;
-    const std::int64_t num_elems = parameter.spec.shape.num_elems();
-    const auto flat = [&](const TensorView& view) { return view.reshaped({num_elems}); };
-    adamw(flat(parameter.weight), flat(parameter.gradient),
-          exp_avg_.view().rows(parameter.flat_offset_elems, num_elems),
-          exp_avg_sq_.view().rows(parameter.flat_offset_elems, num_elems), squared_norm, settings, stream);
-  }
+  const auto update_ranges = [&](const std::vector<FlatRange>& ranges) {
+    for (const FlatRange& range : ranges) {
+      const auto part = [&](const TensorView& flat) { return flat.rows(range.begin_elems, range.num_elems); };
+      const TensorView working_copy = registry_.has_working_copies()
+                                          ? part(registry_.weights())
+                                          : TensorView(nullptr, registry_.weights().dtype, {0}, stream.device());
+      adamw(part(registry_.master()), working_copy, part(registry_.gradients()), part(exp_avg_), part(exp_avg_sq_),
+            squared_norm, settings, stream);
+    }
+  };
+  settings.weight_decay = config_.weight_decay;
+  update_ranges(decayed_);
+  settings.weight_decay = 0;
+  update_ranges(plain_);
 }
 
 }  // namespace potato

@@ -20,8 +20,9 @@ TensorView slice(TensorView flat, std::int64_t offset_elems, Shape shape) {
 }
 
 template <typename T>
-void initialize_piece(const ParameterSpec& spec, const Piece& piece, T* values, std::uint64_t seed) {
+void initialize_piece(const ParameterSpec& spec, const Piece& piece, T* values, std::uint64_t seed, int threads) {
   const PhiloxKey key = philox_key(seed, "init." + piece.name);
+#pragma omp parallel for schedule(static) num_threads(threads) if (piece.num_elems() > 65536)
   for (std::int64_t row = 0; row < piece.count[0]; ++row) {
     T* line = values + row * piece.count[1];
     switch (spec.init) {
@@ -51,10 +52,11 @@ Parameter& ParameterRegistry::declare(ParameterSpec spec) {
   return parameter;
 }
 
-void ParameterRegistry::add_bucket(Sharing sharing, const std::vector<Parameter*>& members) {
+void ParameterRegistry::add_bucket(Sharing sharing, std::vector<Parameter*> members) {
   Bucket bucket;
   bucket.sharing = sharing;
   bucket.begin_elems = num_flat_elems_;
+  std::stable_partition(members.begin(), members.end(), [](const Parameter* p) { return p->spec.decay; });
   for (Parameter* parameter : members) {
     parameter->flat_offset_elems = num_flat_elems_;
     parameter->bucket = static_cast<int>(buckets_.size());
@@ -65,7 +67,8 @@ void ParameterRegistry::add_bucket(Sharing sharing, const std::vector<Parameter*
   if (bucket.num_elems > 0) buckets_.push_back(bucket);
 }
 
-void ParameterRegistry::allocate(Arena& weights, Arena& gradients, DType dtype, std::int64_t bucket_elems) {
+void ParameterRegistry::allocate(Arena& weights, Arena& gradients, Arena& master, DType dtype,
+                                 std::int64_t bucket_elems) {
   PC_CHECK(bucket_elems > 0 && !weights_.is_held(), "allocate() runs once");
   for (const Sharing sharing : {Sharing::sharded, Sharing::tied, Sharing::replicated}) {
     std::vector<Parameter*> members;
@@ -83,26 +86,63 @@ void ParameterRegistry::allocate(Arena& weights, Arena& gradients, DType dtype, 
     if (!members.empty()) add_bucket(sharing, members);
   }
   weights_ = Tensor(weights, dtype, {num_flat_elems_});
-  gradients_ = Tensor(gradients, dtype, {num_flat_elems_});
+  gradients_ = Tensor(gradients, compute_dtype(dtype), {num_flat_elems_});
+  if (dtype != compute_dtype(dtype)) master_ = Tensor(master, compute_dtype(dtype), {num_flat_elems_});
   for (auto& parameter : parameters_) {
     parameter.weight = slice(weights_, parameter.flat_offset_elems, parameter.spec.shape);
     parameter.gradient = slice(gradients_, parameter.flat_offset_elems, parameter.spec.shape);
   }
+  vectors_ = ranges([](const Parameter& parameter) { return !parameter.spec.decay; });
 }
 
-void ParameterRegistry::initialize(std::uint64_t seed) {
-  if (weights_.view().device.kind == DeviceKind::dry) return;
-  PC_CHECK(weights_.view().device.kind == DeviceKind::cpu, "initial weights are made in host memory");
-  std::fill_n(static_cast<char*>(weights().data), weights().num_bytes(), char{0});
-  std::fill_n(static_cast<char*>(gradients().data), gradients().num_bytes(), char{0});
-  for (const auto& parameter : parameters_) {
-    for (const auto& piece : parameter.spec.pieces) {
-      dispatch_real(weights().dtype, [&](auto zero) {
-        using T = decltype(zero);
-        initialize_piece(parameter.spec, piece, piece_view(parameter, piece, weights()).as<T>(), seed);
-      });
+void ParameterRegistry::initialize(std::uint64_t seed, Stream& stream) {
+  fill(master(), 0, stream);
+  fill(gradients(), 0, stream);
+  stream.synchronize();
+  const Device device = master().device;
+  if (device.kind == DeviceKind::dry) return;
+  dispatch_real(master().dtype, [&](auto zero) {
+    using T = decltype(zero);
+    std::vector<T> staged;
+    for (const auto& parameter : parameters_) {
+      for (const auto& piece : parameter.spec.pieces) {
+        T* values = piece_view(parameter, piece, master()).as<T>();
+        if (device.kind == DeviceKind::cpu) {
+          initialize_piece(parameter.spec, piece, values, seed, stream.threads());
+          continue;
+        }
+        staged.resize(std::max(staged.size(), static_cast<std::size_t>(piece.num_elems())));
+        initialize_piece(parameter.spec, piece, staged.data(), seed, stream.threads());
+        stream.transfer(values, staged.data(), piece.num_elems() * static_cast<std::int64_t>(sizeof(T)));
+        stream.synchronize();
+      }
+    }
+  });
+  refresh_working_copies(stream);
+  stream.synchronize();
+}
+
+void ParameterRegistry::refresh_working_copies(Stream& stream) {
+  if (has_working_copies()) convert(master(), weights(), stream);
+}
+
+std::vector<FlatRange> ParameterRegistry::ranges(const std::function<bool(const Parameter&)>& chosen) const {
+  std::vector<const Parameter*> in_order;
+  for (const auto& parameter : parameters_) in_order.push_back(&parameter);
+  std::sort(in_order.begin(), in_order.end(),
+            [](const Parameter* a, const Parameter* b) { return a->flat_offset_elems < b->flat_offset_elems; });
+  std::vector<FlatRange> joined;
+  for (const Parameter* parameter : in_order) {
+    if (!chosen(*parameter)) continue;
+    const std::int64_t begin = parameter->flat_offset_elems;
+    const std::int64_t num_elems = rounded(parameter->spec.shape.num_elems());
+    if (!joined.empty() && joined.back().begin_elems + joined.back().num_elems == begin) {
+      joined.back().num_elems += num_elems;
+    } else {
+      joined.push_back({begin, num_elems});
     }
   }
+  return joined;
 }
 
 std::int64_t ParameterRegistry::num_owned_elems() const noexcept {
@@ -118,19 +158,15 @@ TensorView ParameterRegistry::piece_view(const Parameter& parameter, const Piece
   return slice(flat, parameter.flat_offset_elems + piece.offset_elems, {piece.count[0], piece.count[1]});
 }
 
-void ParameterRegistry::begin_step(std::int64_t num_micro_batches, std::function<void(int)> on_bucket_ready) {
-  on_bucket_ready_ = std::move(on_bucket_ready);
-  begin_step(num_micro_batches);
-}
-
-void ParameterRegistry::begin_step(std::int64_t num_micro_batches) {
+void ParameterRegistry::begin_step(std::int64_t num_micro_batches, Stream& stream) {
   num_micro_batches_ = num_micro_batches;
+  for (const FlatRange& range : vectors_) fill(gradients().rows(range.begin_elems, range.num_elems), 0, stream);
   for (auto& parameter : parameters_) parameter.accumulations = 0;
   for (auto& bucket : buckets_) bucket.num_ready = 0;
 }
 
 void ParameterRegistry::zero_if_first(Parameter& parameter, Stream& stream) {
-  if (parameter.accumulations == 0) fill(parameter.gradient, 0, stream);
+  if (parameter.accumulations == 0 && parameter.spec.decay) fill(parameter.gradient, 0, stream);
 }
 
 void ParameterRegistry::accumulated(Parameter& parameter) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "potato/core/clock.hpp"
+#include "potato/kernels/attention.hpp"
 #include "potato/kernels/elementwise.hpp"
 #include "potato/pipeline/check.hpp"
 
@@ -32,6 +32,34 @@ std::vector<Pass> forward_only(int num_micro_batches, int num_chunks) {
   return passes;
 }
 
+DType storage_dtype(Precision precision) {
+  switch (precision) {
+    case Precision::fp64:
+      return DType::f64;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::fp32:
+    case Precision::tf32:
+      return DType::f32;
+  }
+  throw Error("unknown precision");
+}
+
+// Scratch of the kernels on a GPU: cuBLASLt's and partial sums, or attention's.
+std::int64_t workspace_bytes(const Config& config, const GridShape& shape) {
+  constexpr std::int64_t least = std::int64_t{64} << 20;
+  AttentionShape attention;
+  attention.batch = config.train.micro_batch_size;
+  attention.sequence = config.train.sequence_length;
+  attention.num_heads = config.model.num_heads / shape.tensor;
+  attention.num_kv_heads = attention.num_heads;
+  attention.head_dim = config.model.hidden_size / config.model.num_heads;
+  attention.kernel = config.kernels.attention;
+  attention.deterministic = config.run.deterministic;
+  return std::max(least, attention_workspace_bytes(attention, storage_dtype(config.precision.dtype),
+                                                   Dropout{config.model.dropout, {}}));
+}
+
 StreamOptions stream_options(const Config& config, const GridCommunicators& grid, const char* name,
                              const std::function<void(std::exception_ptr)>& on_error) {
   StreamOptions options;
@@ -39,6 +67,8 @@ StreamOptions stream_options(const Config& config, const GridCommunicators& grid
   options.threads = static_cast<int>(std::max<std::int64_t>(1, config.run.threads));
   options.random_delay_us = config.run.debug_stream_delay_us;
   options.delay_seed = static_cast<std::uint64_t>(config.run.seed + 1000 * grid_rank(grid.shape, grid.at));
+  options.allow_tf32 = config.precision.dtype == Precision::tf32;
+  options.workspace_bytes = 0;  // the engine's
   options.on_error = on_error;
   return options;
 }
@@ -50,19 +80,28 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
     : config_(config),
       grid_(std::move(grid)),
       device_(device),
-      dtype_(config.precision.dtype == Precision::fp64 ? DType::f64 : DType::f32),
+      dtype_(storage_dtype(config.precision.dtype)),
       compute_(device, stream_options(config, grid_, "compute", on_stream_error)),
       communication_(device, stream_options(config, grid_, "communication", on_stream_error)),
       num_micro_batches_(potato::num_micro_batches(config, grid_.shape)),
       schedule_(make_schedule(config, static_cast<int>(grid_.shape.pipeline), static_cast<int>(num_micro_batches_))),
       forward_passes_(
           forward_only(static_cast<int>(num_micro_batches_), static_cast<int>(config.parallel.virtual_chunks))) {
-  for (std::size_t i = 0; i < owner_names.size(); ++i) arenas_.emplace_back(device, owner_names[i], capacity[i]);
+  for (std::size_t i = 0; i < owner_names.size(); ++i) {
+    const bool is_host = static_cast<Owner>(i) == Owner::host;
+    const bool pins = is_host && device.kind == DeviceKind::cuda;
+    arenas_.emplace_back(pins ? Device{} : device, owner_names[i], capacity[i],
+                         pins ? HostMemory::pinned : HostMemory::pageable);
+  }
   PC_CHECK(schedule_.num_chunks == config.parallel.virtual_chunks, "the schedule leaves chunks out");
   const ScheduleReport report = check_schedule(schedule_);
   PC_CHECK(report.ok(), report.problems.empty() ? "" : report.problems.front());
   const std::int64_t max_alive = report.max_alive[static_cast<std::size_t>(grid_.at.pipeline)];
 
+  if (target_kind(device) == DeviceKind::cuda) {
+    workspace_ = Tensor(arena(Owner::workspace), DType::u8, {workspace_bytes(config, grid_.shape)});
+    compute_.set_workspace(workspace_.view().data, workspace_.view().num_bytes());
+  }
   const LayerContext ctx{.stream = compute_,
                          .activations = arena(Owner::activations),
                          .tensor = *grid_.tensor,
@@ -70,25 +109,29 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
                          .dtype = dtype_,
                          .sequence_parallel = config.parallel.sequence,
                          .recompute = config.train.recompute,
+                         .attention = config.kernels.attention,
+                         .deterministic = config.run.deterministic,
                          .dropout = config.model.dropout,
                          .seed = static_cast<std::uint64_t>(config.run.seed)};
   stage_.emplace(ctx, config_, grid_, max_alive);
-  registry_.allocate(arena(Owner::parameters), arena(Owner::gradients), dtype_, config.parallel.bucket_size);
-  registry_.initialize(static_cast<std::uint64_t>(config.run.seed));
+  registry_.allocate(arena(Owner::parameters), arena(Owner::gradients), arena(Owner::optimizer), dtype_,
+                     config.parallel.bucket_size);
+  registry_.initialize(static_cast<std::uint64_t>(config.run.seed), compute_);
+  norm_ranges_ = ranges_in_norm(registry_, grid_);
   optimizer_.emplace(config_.optimizer, registry_, arena(Owner::optimizer), compute_);
   reducer_.emplace(registry_, grid_, compute_, communication_, config.parallel.sequence,
                    config.parallel.overlap_grad_reduce);
   executor_.emplace(*grid_.pipeline, compute_, static_cast<int>(config.parallel.virtual_chunks));
 
   Arena& buffers = arena(Owner::buffers);
+  Arena& host = arena(Owner::host);
   const std::int64_t batch = config.train.micro_batch_size;
-  const std::int64_t num_tokens = batch * config.train.sequence_length;
-  tokens_ = Tensor(buffers, DType::i32, {num_batch_buffers, num_micro_batches_, num_tokens});
-  targets_ = Tensor(buffers, DType::i32, {num_batch_buffers, num_micro_batches_, num_tokens});
-  scalars_ = Tensor(buffers, DType::f64, {2});
-  next_ = Tensor(buffers, DType::i32, {batch});
-  logits_ = Tensor(buffers, dtype_, {grid_.shape.tensor, batch, stage_->vocabulary().num_rows});
-  fill(scalars_, 0, compute_);
+  const std::int64_t num_tokens = num_micro_batches_ * batch * config.train.sequence_length;
+  tokens_ = Mirrored(buffers, host, DType::i32, {num_batch_buffers, num_tokens});
+  targets_ = Mirrored(buffers, host, DType::i32, {num_batch_buffers, num_tokens});
+  scalars_ = Mirrored(buffers, host, DType::f64, {2});
+  next_ = Mirrored(buffers, host, DType::i32, {batch});
+  logits_ = Mirrored(buffers, host, dtype_, {grid_.shape.tensor, batch, stage_->vocabulary().num_rows});
   micro_batches_.resize(static_cast<std::size_t>(num_micro_batches_));
   chosen_.resize(static_cast<std::size_t>(batch));
   row_logits_.resize(static_cast<std::size_t>(config.model.vocab_size));
@@ -98,9 +141,15 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
 Engine::~Engine() = default;
 
 Engine::BatchBuffer Engine::batch_buffer(int buffer) const {
-  const std::int64_t offset = buffer * tokens_.view().num_elems() / num_batch_buffers;
-  return {static_cast<std::int32_t*>(tokens_.view().data) + offset,
-          static_cast<std::int32_t*>(targets_.view().data) + offset};
+  const std::int64_t offset = buffer * tokens_.host().dim(1);
+  return {static_cast<std::int32_t*>(tokens_.host().data) + offset,
+          static_cast<std::int32_t*>(targets_.host().data) + offset};
+}
+
+void Engine::send_batch(int buffer) {
+  if (!needs_data()) return;
+  tokens_.rows_to_device(buffer, 1, compute_);
+  targets_.rows_to_device(buffer, 1, compute_);
 }
 
 std::int64_t Engine::sample_of_row(std::int64_t first_sample, std::int64_t row) const {
@@ -108,12 +157,10 @@ std::int64_t Engine::sample_of_row(std::int64_t first_sample, std::int64_t row) 
 }
 
 void Engine::set_micro_batches(int buffer, std::int64_t first_sample, bool training, double gradient_scale) {
-  const auto of_buffer = [&](const Tensor& tensor, std::int64_t i) {
-    return tensor.view()
-        .rows(buffer, 1)
-        .reshaped({num_micro_batches_, tensor.view().dim(2)})
-        .rows(i, 1)
-        .reshaped({tensor.view().dim(2)});
+  const std::int64_t micro_batch_tokens = config_.train.micro_batch_size * config_.train.sequence_length;
+  const auto of_buffer = [&](const Mirrored& mirrored, std::int64_t i) {
+    const TensorView row = mirrored.device().rows(buffer, 1);
+    return row.reshaped({row.num_elems()}).rows(i * micro_batch_tokens, micro_batch_tokens);
   };
   for (std::int64_t i = 0; i < num_micro_batches_; ++i) {
     MicroBatch& micro_batch = micro_batches_[static_cast<std::size_t>(i)];
@@ -125,7 +172,7 @@ void Engine::set_micro_batches(int buffer, std::int64_t first_sample, bool train
     micro_batch.targets = of_buffer(targets_, i);
     micro_batch.training = training;
     micro_batch.gradient_scale = gradient_scale;
-    micro_batch.loss_sum = scalars_.view().rows(0, 1);
+    micro_batch.loss_sum = scalars_.device().rows(0, 1);
     micro_batch.logits_position = -1;
   }
   stage_->set_micro_batches(micro_batches_);
@@ -135,77 +182,127 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
                           std::int64_t update) {
   PC_CHECK(num_targets > 0, "a step without counted targets");
   num_targets_ = num_targets;
-  fill(scalars_, 0, compute_);
+  const TensorView& scalars = scalars_.device();
+  fill(scalars, 0, compute_);
+  send_batch(buffer);
   set_micro_batches(buffer, first_sample, true, 1.0 / static_cast<double>(num_targets));
   reducer_->begin_step(num_micro_batches_);
   executor_->run(schedule_.stages[static_cast<std::size_t>(grid_.at.pipeline)], *stage_);
   reducer_->finish_step();
-  compute_.enqueue([start = &optimizer_start_s_] { *start = now_s(); });
+  optimizer_timer_.start(compute_);
   // The loss is the same on all tensor ranks: one of them brings it.
-  if (grid_.at.tensor != 0) fill(scalars_.view().rows(0, 1), 0, compute_);
-  const TensorView squared_norm = scalars_.view().rows(1, 1);
-  add_owned_squared_norm(registry_, grid_, squared_norm, compute_);
-  grid_.world->all_reduce(scalars_, ReduceOp::sum, compute_);
+  if (grid_.at.tensor != 0) fill(scalars.rows(0, 1), 0, compute_);
+  const TensorView squared_norm = scalars.rows(1, 1);
+  add_squared_norm_of(registry_, norm_ranges_, squared_norm, compute_);
+  grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
+  scalars_.to_host(compute_);
   optimizer_->step(learning_rate, update, squared_norm, compute_);
-  compute_.enqueue([start = &optimizer_start_s_, total = &optimizer_s_] { *total += now_s() - *start; });
+  optimizer_timer_.stop(compute_);
 }
 
 StepResult Engine::finish_step() {
   synchronize();
+  for (Communicator* communicator :
+       {grid_.tensor.get(), grid_.data.get(), grid_.embedding.get(), grid_.pipeline.get(), grid_.world.get()}) {
+    communicator->check_async();
+  }
+  times_ += collect_times();
   if (device_.kind == DeviceKind::dry) return {};
-  const auto* scalars = scalars_.view().as<double>();
+  const auto* scalars = scalars_.host().as<double>();
   return {scalars[0] / static_cast<double>(num_targets_), std::sqrt(scalars[1])};
 }
 
 double Engine::evaluate(int buffer, std::int64_t first_sample) {
-  fill(scalars_, 0, compute_);
+  const TensorView& scalars = scalars_.device();
+  fill(scalars, 0, compute_);
+  send_batch(buffer);
   set_micro_batches(buffer, first_sample, false, 0);
   executor_->run(forward_passes_, *stage_);
-  if (grid_.at.tensor != 0) fill(scalars_, 0, compute_);
-  grid_.world->all_reduce(scalars_, ReduceOp::sum, compute_);
+  if (grid_.at.tensor != 0) fill(scalars, 0, compute_);
+  grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
+  scalars_.to_host(compute_);
   synchronize();
-  return device_.kind == DeviceKind::dry ? 0 : scalars_.view().as<double>()[0];
+  collect_times();
+  return device_.kind == DeviceKind::dry ? 0 : scalars_.host().as<double>()[0];
 }
 
-const std::vector<std::int32_t>& Engine::next_tokens(
-    std::int64_t length, const std::function<std::int32_t(std::int64_t, const double*, std::int64_t)>& choose) {
+const std::vector<std::int32_t>& Engine::next_tokens(std::int64_t length, const ChooseToken& choose) {
+  send_batch(0);
   set_micro_batches(0, 0, false, 0);
   micro_batches_[0].logits_position = length - 1;
   const std::span<const Pass> passes(forward_passes_.data(), static_cast<std::size_t>(config_.parallel.virtual_chunks));
   executor_->run(passes, *stage_);
   if (grid_.is_last_stage()) {
     const Tensor local = stage_->take_logits();
-    grid_.tensor->all_gather(local, logits_, compute_);
+    grid_.tensor->all_gather(local, logits_.device(), compute_);
+    logits_.to_host(compute_);
     synchronize();
-    if (device_.kind != DeviceKind::dry) {
-      const VocabularyShard& shard = stage_->vocabulary();
-      const std::int64_t batch = config_.train.micro_batch_size;
-      auto* next = next_.view().as<std::int32_t>();
-      dispatch_real(dtype_, [&](auto zero) {
-        const auto* logits = logits_.view().as<decltype(zero)>();
-        for (std::int64_t row = 0; row < batch; ++row) {
-          for (std::int64_t token = 0; token < config_.model.vocab_size; ++token) {
-            const std::int64_t rank = token / shard.num_rows;
-            row_logits_[static_cast<std::size_t>(token)] =
-                static_cast<double>(logits[(rank * batch + row) * shard.num_rows + token % shard.num_rows]);
-          }
-          next[row] = choose(row, row_logits_.data(), config_.model.vocab_size);
-        }
-      });
-    }
+    if (device_.kind != DeviceKind::dry) choose_tokens(choose);
+    next_.to_device(compute_);
   }
-  grid_.pipeline->broadcast(next_, static_cast<int>(grid_.shape.pipeline) - 1, compute_);
+  grid_.pipeline->broadcast(next_.device(), static_cast<int>(grid_.shape.pipeline) - 1, compute_);
+  next_.to_host(compute_);
   synchronize();
+  collect_times();
   if (device_.kind != DeviceKind::dry) {
-    const auto* next = next_.view().as<std::int32_t>();
+    const auto* next = next_.host().as<std::int32_t>();
     std::copy(next, next + chosen_.size(), chosen_.begin());
   }
   return chosen_;
 }
 
+void Engine::choose_tokens(const ChooseToken& choose) {
+  const VocabularyShard& shard = stage_->vocabulary();
+  const std::int64_t batch = config_.train.micro_batch_size;
+  auto* next = next_.host().as<std::int32_t>();
+  dispatch_float(dtype_, [&](auto zero) {
+    using Stored = decltype(zero);
+    const auto* logits = logits_.host().as<Stored>();
+    for (std::int64_t row = 0; row < batch; ++row) {
+      for (std::int64_t token = 0; token < config_.model.vocab_size; ++token) {
+        const std::int64_t rank = token / shard.num_rows;
+        const Stored logit = logits[(rank * batch + row) * shard.num_rows + token % shard.num_rows];
+        row_logits_[static_cast<std::size_t>(token)] = static_cast<double>(static_cast<Compute<Stored>>(logit));
+      }
+      next[row] = choose(row, row_logits_.data(), config_.model.vocab_size);
+    }
+  });
+}
+
 void Engine::synchronize() {
   compute_.synchronize();
   communication_.synchronize();
+}
+
+const std::array<TensorView, Engine::num_state_tensors>& Engine::fetch_state() {
+  synchronize();
+  const auto state = device_state();
+  if (device_.kind != DeviceKind::cuda) {
+    host_state_ = state;
+    return host_state_;
+  }
+  if (!state_arena_) {
+    std::int64_t num_bytes = 0;
+    for (const TensorView& view : state) num_bytes += view.num_bytes() + Arena::alignment_bytes;
+    state_arena_.emplace(Device{}, "the checkpoint's host copy", num_bytes);
+    for (std::size_t i = 0; i < state.size(); ++i) {
+      host_state_[i] = {state_arena_->allocate(state[i].num_bytes()), state[i].dtype, state[i].shape, Device{}};
+    }
+  }
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    compute_.transfer(host_state_[i].data, state[i].data, state[i].num_bytes());
+  }
+  synchronize();
+  return host_state_;
+}
+
+void Engine::restore_state() {
+  const auto state = device_state();
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    compute_.transfer(state[i].data, host_state_[i].data, state[i].num_bytes());
+  }
+  registry_.refresh_working_copies(compute_);
+  synchronize();
 }
 
 OwnerBytes Engine::peak_bytes() const {
@@ -220,27 +317,35 @@ OwnerBytes Engine::capacity_bytes() const {
   return bytes;
 }
 
-PhaseTimes Engine::take_times() {
-  PhaseTimes total;
-  total.forward_s = stage_->times().forward_s;
-  total.backward_s = stage_->times().backward_s;
-  total.tensor_comm_s = grid_.tensor->stats().collective_s;
-  total.data_comm_s = grid_.data->stats().collective_s + grid_.embedding->stats().collective_s;
-  total.bubble_s = grid_.pipeline->stats().wait_s;
-  total.optimizer_s = optimizer_s_;
-  PhaseTimes since = total;
-  since.forward_s -= reported_.forward_s;
-  since.backward_s -= reported_.backward_s;
-  since.tensor_comm_s -= reported_.tensor_comm_s;
-  since.data_comm_s -= reported_.data_comm_s;
-  since.bubble_s -= reported_.bubble_s;
-  since.optimizer_s -= reported_.optimizer_s;
-  reported_ = total;
-  return since;
+PhaseTimes Engine::collect_times() {
+  Stage::Timers& passes = stage_->timers();
+  StreamTimer& tensor = grid_.tensor->collective_timer();
+  PhaseTimes times;
+  times.forward_s = passes.forward.total_s() - passes.forward.covered_s(tensor);
+  times.backward_s = passes.backward.total_s() - passes.backward.covered_s(tensor);
+  times.tensor_comm_s = tensor.total_s();
+  times.data_comm_s = grid_.data->collective_timer().total_s() + grid_.embedding->collective_timer().total_s();
+  times.bubble_s = grid_.pipeline->wait_timer().total_s();
+  times.optimizer_s = optimizer_timer_.total_s();
+  passes.forward.clear();
+  passes.backward.clear();
+  optimizer_timer_.clear();
+  for (Communicator* communicator :
+       {grid_.tensor.get(), grid_.data.get(), grid_.embedding.get(), grid_.pipeline.get(), grid_.world.get()}) {
+    communicator->collective_timer().clear();
+    communicator->wait_timer().clear();
+  }
+  return times;
 }
 
-OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world_rank) {
-  Engine dry(config, make_dry_communicators(shape, world_rank), Device{DeviceKind::dry, 0}, {}, {});
+std::int64_t boundary_bytes(const Config& config, const GridShape& shape) {
+  const std::int64_t rows = config.train.micro_batch_size * config.train.sequence_length;
+  return rows / (config.parallel.sequence ? shape.tensor : 1) * config.model.hidden_size *
+         dtype_bytes(storage_dtype(config.precision.dtype));
+}
+
+OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world_rank, DeviceKind kind) {
+  Engine dry(config, make_dry_communicators(shape, world_rank), Device{DeviceKind::dry, 0, kind}, {}, {});
   dry.enqueue_step(0, 0, 1, 0, 1);
   dry.finish_step();
   dry.evaluate(0, 0);

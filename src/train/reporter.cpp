@@ -82,12 +82,7 @@ void Reporter::step(const StepRecord& record, const PhaseTimes& times, double da
   }
   seconds_ += record.step_s;
   ++num_steps_;
-  times_.forward_s += times.forward_s;
-  times_.backward_s += times.backward_s;
-  times_.tensor_comm_s += times.tensor_comm_s;
-  times_.data_comm_s += times.data_comm_s;
-  times_.bubble_s += times.bubble_s;
-  times_.optimizer_s += times.optimizer_s;
+  times_ += times;
   data_s_ += data_s;
   if (record.step % config_.log.steps_per_print != 0 && record.step != config_.train.steps && record.step != 1) return;
   const double mean_s = seconds_ / static_cast<double>(num_steps_);

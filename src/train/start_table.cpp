@@ -2,10 +2,13 @@
 
 #include <dnnl.h>
 
+#include <algorithm>
 #include <cstdio>
 
+#include "potato/comm/nccl_communicator.hpp"
 #include "potato/comm/process_grid.hpp"
 #include "potato/core/version.hpp"
+#include "potato/kernels/libraries.hpp"
 #include "potato/model/stage.hpp"
 #include "potato/pipeline/schedule.hpp"
 
@@ -47,28 +50,40 @@ OwnerBytes largest(const HostGroup& world, const OwnerBytes& bytes) {
 
 }  // namespace
 
-std::string numerics_fingerprint(const Config& config, const GridShape& shape) {
+std::string numerics_fingerprint(const Config& config, const GridShape& shape, const GpuTopology* gpus) {
+  const std::string common =
+      cat(to_text(config.precision.dtype), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
+          ", micro-batch ", config.train.micro_batch_size, ", ", mpi_library_version());
+  if (gpus != nullptr) {
+    std::string nccl;
+    if constexpr (with_cuda) nccl = gpus->transport == Transport::nccl ? ", " + nccl_settings() : "";
+    return cat(gpus->place.name, ", ", common, nccl, ", ", transport_name(gpus->transport), ", attention ",
+               to_text(config.kernels.attention), ", deterministic ", config.run.deterministic, ", ",
+               cuda_library_versions());
+  }
   const dnnl_version_t* version_of = dnnl_version();
-  return cat("cpu, ", to_text(config.precision.dtype), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
-             ", micro-batch ", config.train.micro_batch_size, ", threads ", config.run.threads, ", oneDNN ",
-             version_of->major, ".", version_of->minor, ".", version_of->patch, " isa ",
-             static_cast<int>(dnnl_get_effective_cpu_isa()), ", ", mpi_library_version());
+  return cat("cpu, ", common, ", threads ", config.run.threads, ", oneDNN ", version_of->major, ".", version_of->minor,
+             ".", version_of->patch, " isa ", static_cast<int>(dnnl_get_effective_cpu_isa()));
 }
 
 void print_start_table(const Config& config, const HostGroup& world, const Topology& topology,
                        const StartFacts& facts) {
   const std::vector<std::string> holds = world.all_gather(facts.holds);
+  const std::vector<std::string> devices = world.all_gather(facts.device);
   const OwnerBytes planned = largest(world, facts.planned);
   if (world.rank() != 0) return;
   const GridShape& shape = facts.shape;
   std::printf("PotatoChat  %s (%s), %s\n", std::string(version()).c_str(), std::string(git_commit()).c_str(),
               mpi_library_version().c_str());
-  std::printf("ranks       %d on %d host(s), %lld thread(s) each, device cpu, transport %s\n", world.num_ranks(),
+  std::printf("ranks       %d on %d host(s), %lld thread(s) each, transport %s\n", world.num_ranks(),
               topology.num_hosts(), static_cast<long long>(config.run.threads), facts.transport.c_str());
+  if (!facts.binding.empty()) std::printf("cores       of rank 0: %s\n", facts.binding.c_str());
   std::printf("grid        data %lld x tensor %lld x pipeline %lld; sequence parallelism %s\n",
               static_cast<long long>(shape.data), static_cast<long long>(shape.tensor),
               static_cast<long long>(shape.pipeline), config.parallel.sequence ? "on" : "off");
-  std::printf("  rank  host              device  data  tensor  pipeline  holds\n");
+  std::size_t width = 6;
+  for (const std::string& device : devices) width = std::max(width, device.size());
+  std::printf("  rank  host              %-*s  data  tensor  pipeline  holds\n", static_cast<int>(width), "device");
   for (int rank = 0; rank < world.num_ranks(); ++rank) {
     if (rank >= 64) {
       std::printf("  ... %d more\n", world.num_ranks() - rank);
@@ -76,8 +91,8 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
     }
     const GridCoordinates at = grid_coordinates(shape, rank);
     const auto index = static_cast<std::size_t>(rank);
-    std::printf("  %4d  %-16s  cpu     %4d  %6d  %8d  %s\n", rank, topology.host_of_rank[index].c_str(), at.data,
-                at.tensor, at.pipeline, holds[index].c_str());
+    std::printf("  %4d  %-16s  %-*s  %4d  %6d  %8d  %s\n", rank, topology.host_of_rank[index].c_str(),
+                static_cast<int>(width), devices[index].c_str(), at.data, at.tensor, at.pipeline, holds[index].c_str());
   }
   std::printf("  groups    tensor %s| data %s| pipeline %s\n", groups_text(shape, Axis::tensor).c_str(),
               groups_text(shape, Axis::data).c_str(), groups_text(shape, Axis::pipeline).c_str());
@@ -101,6 +116,7 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
   std::printf("memory      planned, largest rank: ");
   double total = 0;
   for (std::size_t i = 0; i < planned.size(); ++i) {
+    if (planned[i] == 0) continue;
     std::printf("%s %s, ", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str());
     total += static_cast<double>(planned[i]);
   }
@@ -114,6 +130,7 @@ void print_end_table(const HostGroup& world, const EndFacts& facts) {
   if (world.rank() != 0) return;
   std::printf("\nmemory, largest rank     planned       measured peak\n");
   for (std::size_t i = 0; i < planned.size(); ++i) {
+    if (planned[i] == 0) continue;
     std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str(),
                 bytes_text(static_cast<double>(peaks[i])).c_str());
   }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "potato/comm/gpu_topology.hpp"
 #include "potato/comm/host_group.hpp"
 #include "potato/comm/topology.hpp"
 #include "potato/config/config.hpp"
@@ -15,7 +16,9 @@ struct StartFacts {
   std::string data_description;
   std::string holds;  // this rank's layers
   OwnerBytes planned{};
+  std::string device;  // of this rank, "cuda:0 NVIDIA H200"
   std::string transport;
+  std::string binding;  // of a GPU rank's cores; "" on the CPU
 };
 
 struct EndFacts {
@@ -26,7 +29,8 @@ struct EndFacts {
 };
 
 // What the bits of a result depend on beside the configuration's mathematics.
-std::string numerics_fingerprint(const Config& config, const GridShape& shape);
+// `gpus` null: CPU ranks.
+std::string numerics_fingerprint(const Config& config, const GridShape& shape, const GpuTopology* gpus);
 
 // Collective; rank 0 prints.
 void print_start_table(const Config& config, const HostGroup& world, const Topology& topology, const StartFacts& facts);

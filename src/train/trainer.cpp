@@ -10,10 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "memory_check.hpp"
+#include "potato/comm/nccl_communicator.hpp"
 #include "potato/core/allocations.hpp"
 #include "potato/core/clock.hpp"
 #include "potato/core/version.hpp"
 #include "potato/data/tokenizer.hpp"
+#include "potato/kernels/libraries.hpp"
 #include "potato/optim/learning_rate.hpp"
 #include "potato/train/sampling.hpp"
 #include "start_table.hpp"
@@ -89,6 +92,7 @@ Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
   shape_ = derive_grid(config_, world_.num_ranks());
   topology_ = discover_topology(world_);
   world_.agree(topology_problems(topology_, shape_));
+  choose_device();
   open_data();
   make_engine();
   resume();
@@ -113,6 +117,58 @@ void Trainer::check() const {
   });
 }
 
+namespace {
+
+// kernels.attention = cudnn where cuDNN cannot do it. run.device is resolved.
+std::vector<std::string> attention_problems(const Config& config) {
+  if (config.kernels.attention != AttentionKernel::cudnn) return {};
+  std::vector<std::string> problems;
+  const auto refuse = [&](const std::string& why) {
+    problems.push_back(cat("kernels.attention = cudnn: ", why, "; choose auto or own"));
+  };
+  const std::int64_t head_dim = config.model.hidden_size / config.model.num_heads;
+  if (config.run.device == DeviceChoice::cpu) refuse("the run is on CPU ranks");
+  if (config.run.device == DeviceChoice::cuda && !has_cudnn()) refuse("this build has no cuDNN");
+  if (config.precision.dtype != Precision::bf16) {
+    refuse(cat("precision.dtype = ", to_text(config.precision.dtype), ", cuDNN's kernels take 16 bits"));
+  }
+  if (config.model.dropout > 0) refuse(cat("model.dropout = ", config.model.dropout, ", its masks are not ours"));
+  if (head_dim % 8 != 0 || head_dim > 128) {
+    refuse(cat("heads are ", head_dim, " wide, cuDNN takes multiples of 8 up to 128"));
+  }
+  return problems;
+}
+
+}  // namespace
+
+void Trainer::choose_device() {
+  const Precision precision = config_.precision.dtype;
+  DeviceChoice choice = config_.run.device;
+  if (choice == DeviceChoice::automatic) {
+    // One kind of device for all ranks; fp64 is the CPU's.
+    const double with_gpu = world_.sum(num_visible_gpus() > 0 ? 1 : 0);
+    if (precision != Precision::fp64 && with_gpu > 0 && with_gpu < world_.num_ranks()) {
+      world_.agree({cat("run.device = auto: only ", with_gpu, " of ", world_.num_ranks(),
+                        " ranks see a GPU; give each rank one, or choose run.device = cpu")});
+    }
+    choice = precision != Precision::fp64 && with_gpu > 0 ? DeviceChoice::cuda : DeviceChoice::cpu;
+  }
+  config_.run.device = choice;
+  std::vector<std::string> problems;
+  if (choice == DeviceChoice::cpu && precision == Precision::tf32) {
+    problems.emplace_back("precision.dtype = tf32 rounds inputs of a GPU's matrix products; on the CPU choose fp32");
+  }
+  if (choice == DeviceChoice::cuda && precision == Precision::fp64) {
+    problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32 or bf16");
+  }
+  for (const std::string& problem : attention_problems(config_)) problems.push_back(problem);
+  world_.agree(problems);
+  if (choice == DeviceChoice::cpu) return;
+  gpus_ = discover_gpus(world_, topology_);
+  device_ = Device{DeviceKind::cuda, gpus_->place.ordinal};
+  binding_ = bind_near_gpu(*gpus_, topology_, config_.run.threads);
+}
+
 void Trainer::open_data() {
   const bool is_root = world_.rank() == 0;
   world_.run_agreed([&] {
@@ -127,15 +183,35 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_engine() {
-  planned_ = planned_bytes(config_, shape_, world_.rank());
-  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_), Device{DeviceKind::cpu, 0},
-                                     planned_, run_.on_fatal);
+  planned_ = planned_bytes(config_, shape_, world_.rank(), device_.kind);
+  if constexpr (with_cuda) {
+    if (gpus_) {
+      check_gpu_memory(world_, topology_, *gpus_, config_, shape_, planned_);
+      GpuCommOptions options;
+      options.deterministic = config_.run.deterministic;
+      options.num_chunks = static_cast<int>(config_.parallel.virtual_chunks);
+      options.message_bytes = boundary_bytes(config_, shape_);
+      engine_ = std::make_unique<Engine>(
+          config_, make_gpu_communicators(world_.comm(), shape_, device_, gpus_->transport, options), device_, planned_,
+          run_.on_fatal);
+      if (gpus_->transport == Transport::nccl && world_.num_ranks() > 1) {
+        // A collective that never ends on the device looks like a slow one to everything else.
+        constexpr double deadline_s = 600;
+        const auto end_job = [on_fatal = run_.on_fatal](const std::string& trouble) {
+          on_fatal(std::make_exception_ptr(Error(trouble)));
+        };
+        watch_ = std::make_shared<NcclWatch>(engine_->grid().all(), deadline_s, end_job);
+      }
+      return;
+    }
+  }
+  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_), device_, planned_,
+                                     run_.on_fatal);
 }
 
 std::vector<TensorGroup> Trainer::checkpoint_groups() {
-  return {{"/model", engine_->registry().weights()},
-          {"/optimizer/exp_avg", engine_->optimizer().exp_avg()},
-          {"/optimizer/exp_avg_sq", engine_->optimizer().exp_avg_sq()}};
+  const auto& state = engine_->fetch_state();
+  return {{"/model", state[0]}, {"/optimizer/exp_avg", state[1]}, {"/optimizer/exp_avg_sq", state[2]}};
 }
 
 CheckpointInfo Trainer::checkpoint_info() const {
@@ -149,7 +225,7 @@ CheckpointInfo Trainer::checkpoint_info() const {
   info.environment = masked_environment();
   info.grid = cat("data ", shape_.data, " x tensor ", shape_.tensor, " x pipeline ", shape_.pipeline);
   info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version());
-  info.fingerprint = numerics_fingerprint(config_, shape_);
+  info.fingerprint = numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr);
   info.dtype = to_text(config_.precision.dtype);
   return info;
 }
@@ -168,6 +244,7 @@ void Trainer::resume() {
   const CheckpointInfo info = read_checkpoint_info(path, world_);
   world_.agree(signature_differences(info.model_signature, model_signature(config_.model), path));
   load_checkpoint(path, world_, engine_->registry(), checkpoint_groups());
+  engine_->restore_state();
   step_ = info.step;
   next_sample_ = info.next_sample;
   tokens_ = info.tokens;
@@ -181,11 +258,11 @@ void Trainer::resume() {
     std::printf("            %s: %s, as this run's configuration says (the checkpoint was made with %s)\n", key.c_str(),
                 value.c_str(), old_value->second.c_str());
   }
-  if (info.fingerprint != numerics_fingerprint(config_, shape_)) {
+  if (info.fingerprint != numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr)) {
     std::printf(
         "            the numerics fingerprint differs: going on is equal up to rounding, not bitwise\n"
         "              then: %s\n              now:  %s\n",
-        info.fingerprint.c_str(), numerics_fingerprint(config_, shape_).c_str());
+        info.fingerprint.c_str(), numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr).c_str());
   }
   std::fflush(stdout);
 }
@@ -196,7 +273,9 @@ void Trainer::print_start() const {
   facts.data_description = data_->description();
   facts.holds = engine_->stage().describe();
   facts.planned = planned_;
-  facts.transport = std::string(engine_->grid().world->transport());
+  facts.device = gpus_ ? cat(device_name(device_), " ", gpus_->place.name) : device_name(device_);
+  facts.transport = gpus_ ? cat(transport_name(gpus_->transport), ": ", gpus_->reason) : "mpi";
+  facts.binding = binding_;
   print_start_table(config_, world_, topology_, facts);
 }
 
@@ -266,7 +345,8 @@ bool Trainer::save() {
   try {
     const std::string path = save_checkpoint(checkpoint_folder(), world_, engine_->registry(), checkpoint_groups(),
                                              checkpoint_info(), engine_->grid().at.data == 0);
-    if (reporter_) reporter_->line(cat("checkpoint  ", path, " committed in ", now_s() - start_s, " s"));
+    if (reporter_)
+      reporter_->line(cat("checkpoint  ", path, " committed in ", std::round(100 * (now_s() - start_s)) / 100, " s"));
     return true;
   } catch (const SaveError& error) {
     if (reporter_) reporter_->line(cat("checkpoint  NOT saved, training goes on: ", error.what()));
@@ -287,7 +367,10 @@ bool Trainer::run() {
   while (step_ < config_.train.steps) {
     const AllocationCounts before = allocation_counts();
     const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, step_);
+    const bool is_profiled = config_.log.operation_times && step_ + 1 == config_.train.steps;
+    if (is_profiled) engine_->set_profile(&profile_);
     const StepResult result = train_step();
+    if (is_profiled) engine_->set_profile(nullptr);
     StepRecord record;
     record.step = step_;
     record.tokens = tokens_;
@@ -298,7 +381,7 @@ bool Trainer::run() {
     record.tokens_per_s =
         static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
     reporter_->step(record, engine_->take_times(), data_s_);
-    if (step_ > first_step + 1) own_allocations_ += allocation_counts().own - before.own;
+    if (step_ > first_step + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
     if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
       throw Error(cat("step ", step_, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
                       ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
@@ -314,6 +397,7 @@ bool Trainer::run() {
     }
   }
   train_s_ = now_s() - start_s;
+  if (config_.log.operation_times) reporter_->line(profile_.table(1));
   if (!saved_now && config_.checkpoint.at_end) all_saved = save() && all_saved;
   if (has_validation) evaluate(config_.eval.final_batches);
   if (config_.sample.tokens > 0) generate();

@@ -107,6 +107,18 @@ inline std::unique_ptr<Engine> make_engine(const Config& config, MPI_Comm comm) 
   PC_MPI(MPI_Comm_size(comm, &num_ranks));
   PC_MPI(MPI_Comm_rank(comm, &rank));
   const GridShape shape = derive_grid(config, num_ranks);
+  if constexpr (with_cuda) {
+    // Tests of several ranks share one GPU.
+    if (config.run.device == DeviceChoice::cuda) {
+      const Device device{DeviceKind::cuda, 0};
+      GpuCommOptions options;
+      options.num_chunks = static_cast<int>(config.parallel.virtual_chunks);
+      options.message_bytes = boundary_bytes(config, shape);
+      return std::make_unique<Engine>(config, make_gpu_communicators(comm, shape, device, Transport::staged, options),
+                                      device, planned_bytes(config, shape, rank, device.kind),
+                                      std::function<void(std::exception_ptr)>());
+    }
+  }
   return std::make_unique<Engine>(config, make_mpi_communicators(comm, shape), Device{DeviceKind::cpu, 0},
                                   planned_bytes(config, shape, rank), std::function<void(std::exception_ptr)>());
 }
@@ -172,7 +184,7 @@ inline RunResult train(const Config& config, MPI_Comm comm) {
   }
   fill(*engine, config, 0, 1000);
   result.eval_loss = engine->evaluate(0, 1000) / static_cast<double>(counted_targets(config, 1000));
-  result.weights = gather(*engine, engine->registry().weights(), comm);
+  result.weights = gather(*engine, engine->fetch_state()[0], comm);
   return result;
 }
 

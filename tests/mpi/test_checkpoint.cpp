@@ -94,7 +94,7 @@ class Model {
  public:
   explicit Model(const Layout& layout) : layout_(layout) {
     if (!layout.only_first || layout.part == 0) declare_all();
-    registry_.allocate(arena_, arena_, layout.dtype, 64);
+    registry_.allocate(arena_, arena_, arena_, layout.dtype, 64);
     for (std::size_t i = 0; i < layout.prefixes.size(); ++i) {
       blocks_.emplace_back(arena_, layout.dtype, Shape{registry_.num_flat_elems()});
       groups_.push_back({layout.prefixes[i], blocks_.back().view()});

@@ -129,7 +129,6 @@ TEST_CASE("what does not fit the grid is refused with what would", "[config]") {
              ContainsSubstring("model.num_heads = 5 does not divide"));
   CHECK_THAT(problem([](Config& c) { c.parallel.virtual_chunks = 2; }), ContainsSubstring("has no effect"));
   CHECK_THAT(problem([](Config& c) { c.train.sequence_length = 4096; }), ContainsSubstring("max_position_embeddings"));
-  CHECK_THAT(problem([](Config& c) { c.run.device = DeviceChoice::cuda; }), ContainsSubstring("no CUDA"));
   CHECK_THAT(problem([](Config& c) { c.run.dir = ""; }), ContainsSubstring("run.dir"));
   CHECK_THAT(problem([](Config& c) { c.data.path = ""; }), ContainsSubstring("data.path"));
   CHECK_THAT(problem([](Config& c) {

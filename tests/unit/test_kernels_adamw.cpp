@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "potato/kernels/adamw.hpp"
@@ -9,6 +10,8 @@ using namespace potato::test;
 
 namespace {
 
+const TensorView no_copy(nullptr, DType::f32, {0}, Device{});
+
 template <typename T>
 struct State {
   HostTensor<T> weight, exp_avg, exp_avg_sq;
@@ -18,7 +21,7 @@ struct State {
   void step(const HostTensor<T>& gradient, double squared_norm, const AdamWStep& settings, int threads = 1) {
     HostTensor<double> norm({1}, squared_norm);
     Stream stream = cpu_stream(threads);
-    adamw(weight.view(), gradient.view(), exp_avg.view(), exp_avg_sq.view(), norm.view(), settings, stream);
+    adamw(weight.view(), no_copy, gradient.view(), exp_avg.view(), exp_avg_sq.view(), norm.view(), settings, stream);
     stream.synchronize();
   }
 };
@@ -101,7 +104,7 @@ TEMPLATE_TEST_CASE("adamw is bitwise the same for 1 and 2 threads and any split 
     Stream stream = cpu_stream(2);
     for (std::int64_t begin = 0; begin < n; begin += 50003) {
       const std::int64_t count = std::min<std::int64_t>(50003, n - begin);
-      adamw(parts.weight.view().rows(begin, count), gradient.view().rows(begin, count),
+      adamw(parts.weight.view().rows(begin, count), no_copy, gradient.view().rows(begin, count),
             parts.exp_avg.view().rows(begin, count), parts.exp_avg_sq.view().rows(begin, count), norm.view(), settings,
             stream);
     }
@@ -113,6 +116,44 @@ TEMPLATE_TEST_CASE("adamw is bitwise the same for 1 and 2 threads and any split 
   CHECK(one.exp_avg.data == parts.exp_avg.data);
 }
 
+TEST_CASE("a gradient with a scale is the scaled gradient", "[kernels][adamw]") {
+  State<double> scaled(33), plain(33);
+  const auto gradient = random_tensor<double>({33}, 2);
+  HostTensor<double> smaller = gradient;
+  for (double& g : smaller.data) g *= 0.125;  // exact
+  AdamWStep settings = settings_of(0.1, 0.05);
+  plain.step(smaller, 4, settings);
+  settings.gradient_scale = 0.125;
+  scaled.step(gradient, 4, settings);
+  for (std::int64_t i = 0; i < 33; ++i) {
+    CHECK(scaled.weight[i] == Approx(plain.weight[i]).epsilon(1e-14));
+    CHECK(scaled.exp_avg[i] == Approx(plain.exp_avg[i]).epsilon(1e-14));
+  }
+}
+
+TEMPLATE_TEST_CASE("adamw rounds the new weight into the working copy", "[kernels][adamw]", BFloat16, Float16) {
+  for (const std::int64_t n : {1, 7, 33, 150001}) {
+    State<float> with(n), without(n);
+    const auto gradient = random_tensor<float>({n}, 2);
+    std::vector<TestType> copy(static_cast<std::size_t>(n));
+    HostTensor<double> norm({1}, 4);
+    const AdamWStep settings = settings_of(0.1, 1);
+    Stream stream = cpu_stream(2);
+    adamw(with.weight.view(), TensorView(copy.data(), dtype_of<TestType>, {n}, Device{}), gradient.view(),
+          with.exp_avg.view(), with.exp_avg_sq.view(), norm.view(), settings, stream);
+    without.step(gradient, 4, settings);
+    bool all_rounded = true;
+    double worst = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const TestType expected(with.weight[i]);
+      all_rounded = all_rounded && copy[static_cast<std::size_t>(i)].bits == expected.bits;
+      worst = std::max<double>(worst, std::abs(with.weight[i] - without.weight[i]));
+    }
+    CHECK(all_rounded);
+    CHECK(worst < 1e-6);  // a product and a sum may be rounded once or twice
+  }
+}
+
 TEST_CASE("adamw refuses shapes that do not fit and a step of 0", "[kernels][adamw]") {
   State<float> state(8);
   HostTensor<float> gradient({8}), shorter({7});
@@ -120,4 +161,16 @@ TEST_CASE("adamw refuses shapes that do not fit and a step of 0", "[kernels][ada
   CHECK_THROWS_AS(state.step(shorter, 1, settings), Error);
   settings.step = 0;
   CHECK_THROWS_AS(state.step(gradient, 1, settings), Error);
+  settings.step = 1;
+  std::vector<BFloat16> copy(8);
+  HostTensor<double> norm({1});
+  Stream stream = cpu_stream();
+  const auto step_with = [&](TensorView working_copy, TensorView gradient_view) {
+    adamw(state.weight.view(), working_copy, gradient_view, state.exp_avg.view(), state.exp_avg_sq.view(), norm.view(),
+          settings, stream);
+  };
+  CHECK_NOTHROW(step_with({copy.data(), DType::bf16, {8}, Device{}}, gradient.view()));
+  CHECK_THROWS_AS(step_with({copy.data(), DType::bf16, {7}, Device{}}, gradient.view()), Error);
+  CHECK_THROWS_AS(step_with({copy.data(), DType::f32, {8}, Device{}}, gradient.view()), Error);
+  CHECK_THROWS_AS(step_with(no_copy, {copy.data(), DType::bf16, {8}, Device{}}), Error);
 }

@@ -237,6 +237,50 @@ TEST_CASE("attention backward in fp32 is close to fp64", "[attention]") {
   CHECK(max_difference(backward(setting, qkv, dy), backward(setting, wide_qkv, wide_dy)) < 2e-5);
 }
 
+// Inputs are rounded before, so the 16-bit call must give fp32's result on them, rounded once.
+template <typename S>
+void check_stored_as(double p) {
+  const Setting setting(make_shape(2, 37, 4, 2, 12), p);
+  const auto wide_qkv = random_tensor<float>(setting.qkv_shape(), 30, 2);
+  const auto wide_dy = random_tensor<float>(setting.output_shape(), 31);
+  const auto rounded = [](const HostTensor<float>& in) {
+    HostTensor<S> out(in.shape);
+    for (std::size_t i = 0; i < in.data.size(); ++i) out.data[i] = S(in.data[i]);
+    return out;
+  };
+  const auto widened = [](const HostTensor<S>& in) {
+    HostTensor<float> out(in.shape);
+    for (std::size_t i = 0; i < in.data.size(); ++i) out.data[i] = static_cast<float>(in.data[i]);
+    return out;
+  };
+  const HostTensor<S> qkv = rounded(wide_qkv), dy = rounded(wide_dy);
+  HostTensor<S> y(setting.output_shape(), S(std::nanf(""))), dqkv(setting.qkv_shape(), S(std::nanf("")));
+  HostTensor<float> lse(setting.row_shape(), std::nanf("")), scratch(setting.row_shape());
+  Stream stream = cpu_stream();
+  attention_forward(qkv.view(), y.view(), lse.view(), setting.shape, setting.dropout, setting.rows, stream);
+  const Forward<float> expected = forward(setting, widened(qkv));
+  CHECK(lse.data == expected.lse.data);
+  CHECK(widened(y).data == widened(rounded(expected.y)).data);
+
+  // Backward sees the rounded y.
+  const HostTensor<float> saved_y = widened(y), wide_in = widened(qkv), wide_grad = widened(dy);
+  HostTensor<float> expected_dqkv(setting.qkv_shape());
+  attention_backward(wide_grad.view(), wide_in.view(), saved_y.view(), ConstTensorView(lse.view()),
+                     expected_dqkv.view(), scratch.view(), setting.shape, setting.dropout, setting.rows, stream);
+  const HostTensor<float> sums = scratch;
+  attention_backward(dy.view(), qkv.view(), ConstTensorView(y.view()), ConstTensorView(lse.view()), dqkv.view(),
+                     scratch.view(), setting.shape, setting.dropout, setting.rows, stream);
+  CHECK(scratch.data == sums.data);
+  CHECK(widened(dqkv).data == widened(rounded(expected_dqkv)).data);
+}
+
+TEST_CASE("attention on 16-bit tensors computes in fp32 and rounds once", "[attention]") {
+  for (const double p : {0.0, 0.2}) {
+    check_stored_as<BFloat16>(p);
+    check_stored_as<Float16>(p);
+  }
+}
+
 TEST_CASE("case-12: a head's result depends on its own rows only, with dropout too", "[attention]") {
   for (const double p : {0.0, 0.2}) {
     check_splits<float>(p);

@@ -159,6 +159,73 @@ TEST_CASE("cross-entropy of extreme logits is finite", "[cross_entropy]") {
   CHECK(result.gradient[40 + 7] == -1);
 }
 
+TEMPLATE_TEST_CASE("fused cross-entropy equals the steps", "[cross_entropy]", float, double) {
+  const std::int64_t m = 23, v = 257, padding = 7;
+  const double tolerance = sizeof(TestType) == 4 ? 2e-6 : 1e-13;
+  const auto logits = random_tensor<TestType>({m, v}, 11, 4);
+  const auto targets = some_targets(m, v);
+  const auto expected = run_sharded(logits, targets, {{0, v, 0}}, 0.25);
+  HostTensor<TestType> padded({m, v + padding}, std::numeric_limits<TestType>::quiet_NaN());
+  for (std::int64_t i = 0; i < m * v; ++i) padded[i / v * (v + padding) + i % v] = logits[i];
+  const auto before = padded;
+  HostTensor<TestType> row_losses({m}, 9);
+  HostTensor<double> loss({1}, 100);
+  Stream stream = cpu_stream(2);
+  cross_entropy_fused(padded.view(), v, targets.view(), 0.25, false, row_losses.view(), loss.view(), stream);
+  CHECK(loss[0] - 100 == Approx(expected.loss).epsilon(tolerance));
+  for (std::int64_t i = 0; i < m * v; ++i) {
+    const std::int64_t at = i / v * (v + padding) + i % v;
+    REQUIRE(padded[at] == before[at]);
+  }
+  double sum = 0;
+  for (std::int64_t i = 0; i < m; ++i) {
+    if (targets[i] < 0) REQUIRE(row_losses[i] == 0);
+    sum += row_losses[i];
+  }
+  CHECK(loss[0] == 100 + sum);
+  cross_entropy_fused(padded.view(), v, targets.view(), 0.25, true, row_losses.view(), loss.view(), stream);
+  CHECK(loss[0] == (100 + sum) + sum);
+  double worst = 0;
+  for (std::int64_t i = 0; i < m * (v + padding); ++i) {
+    const std::int64_t row = i / (v + padding), column = i % (v + padding);
+    const double gradient = column < v ? expected.gradient[row * v + column] : 0;
+    worst = std::max<double>(worst, std::abs(padded[i] - gradient));
+    if (column >= v || targets[row] < 0) REQUIRE(padded[i] == 0);
+  }
+  CHECK(worst <= tolerance);
+}
+
+TEMPLATE_TEST_CASE("cross-entropy of 16-bit logits is that of their values in fp32", "[cross_entropy]", BFloat16,
+                   Float16) {
+  const std::int64_t m = 23, v = 257;
+  HostTensor<TestType> logits({m, v}, TestType{});
+  HostTensor<float> wide = random_tensor<float>({m, v}, 11, 4);
+  for (std::size_t i = 0; i < wide.data.size(); ++i) {
+    logits.data[i] = TestType(wide.data[i]);
+    wide.data[i] = static_cast<float>(logits.data[i]);
+  }
+  const auto targets = some_targets(m, v);
+  auto steps = logits;
+  HostTensor<float> row_max({m}), sums({2, m}), row_losses({m}), row_losses_wide({m});
+  HostTensor<double> loss({1}), loss_wide({1}), loss_steps({1});
+  Stream stream = cpu_stream(2);
+  cross_entropy_max(steps.view(), v, row_max.view(), stream);
+  cross_entropy_sums(steps.view(), v, 0, targets.view(), row_max.view(), sums.view(), stream);
+  cross_entropy_loss(sums.view(), targets.view(), loss_steps.view(), stream);
+  cross_entropy_backward(steps.view(), v, 0, targets.view(), row_max.view(), sums.view(), 0.25, stream);
+  cross_entropy_fused(logits.view(), v, targets.view(), 0.25, true, row_losses.view(), loss.view(), stream);
+  cross_entropy_fused(wide.view(), v, targets.view(), 0.25, true, row_losses_wide.view(), loss_wide.view(), stream);
+  CHECK(loss[0] == loss_wide[0]);
+  CHECK(loss[0] == Approx(loss_steps[0]).epsilon(1e-6));
+  double from_steps = 0;
+  for (std::size_t i = 0; i < wide.data.size(); ++i) {
+    REQUIRE(logits.data[i].bits == TestType(wide.data[i]).bits);
+    from_steps = std::max<double>(from_steps, std::abs(static_cast<float>(steps.data[i]) - wide.data[i]));
+  }
+  CHECK(from_steps <= 1e-3);  // gradients are at most 0.25
+  CHECK_THROWS_AS(cross_entropy_max(logits.view(), v, HostTensor<TestType>({m}, TestType{}).view(), stream), Error);
+}
+
 TEST_CASE("vector math is accurate and right at its limits", "[vector_math]") {
   using cpu::fast_exp, cpu::fast_tanh;
   double exp32 = 0, exp64 = 0, tanh32 = 0, tanh64 = 0;

@@ -107,6 +107,48 @@ TEMPLATE_TEST_CASE("positions and dropout agree with the definition, for any spl
   }
 }
 
+TEMPLATE_TEST_CASE("16-bit embeddings are those of their values in fp32, rounded at the end", "[kernels][embedding]",
+                   BFloat16, Float16) {
+  const std::int64_t m = 60, vocabulary = 11, c = 33, sequence = 15;
+  const auto tokens = random_tokens(m, vocabulary);
+  const auto stored = [](const HostTensor<float>& values) {
+    HostTensor<TestType> out(values.shape, TestType{});
+    for (std::size_t i = 0; i < out.data.size(); ++i) out.data[i] = TestType(values.data[i]);
+    return out;
+  };
+  const auto wide = [](const HostTensor<TestType>& values) {
+    HostTensor<float> out(values.shape);
+    for (std::size_t i = 0; i < out.data.size(); ++i) out.data[i] = static_cast<float>(values.data[i]);
+    return out;
+  };
+  const Dropout dropout{0.25, philox_key(5, "embedding")};
+  const TokenRows rows{21, sequence, 4};
+  const auto weight = stored(random_tensor<float>({vocabulary, c}, 1));
+  const auto positions = stored(random_tensor<float>({sequence + 2, c}, 2));
+  const auto dy = stored(random_tensor<float>({m, c}, 3));
+  const auto weight_wide = wide(weight), positions_wide = wide(positions), dy_wide = wide(dy);
+  HostTensor<TestType> x({m, c}, TestType{}), dx = dy;
+  HostTensor<float> x_wide({m, c}), dx_wide({m, c});
+  HostTensor<float> dw({vocabulary, c}, 1), dp({sequence + 2, c}, 1), dw_wide = dw, dp_wide = dp;
+  Stream stream = cpu_stream(2);
+  embedding_forward(tokens.view(), weight.view(), 2, x.view(), stream);
+  embedding_forward(tokens.view(), weight_wide.view(), 2, x_wide.view(), stream);
+  CHECK(wide(x).data == x_wide.data);
+  position_dropout_forward(x.view(), positions.view(), x.view(), dropout, rows, stream);
+  position_dropout_forward(x_wide.view(), positions_wide.view(), x_wide.view(), dropout, rows, stream);
+  CHECK(wide(x).data == wide(stored(x_wide)).data);
+  embedding_backward(tokens.view(), dy.view(), 2, dw.view(), stream);
+  embedding_backward(tokens.view(), dy_wide.view(), 2, dw_wide.view(), stream);
+  CHECK(dw.data == dw_wide.data);
+  position_dropout_backward(dx.view(), dx.view(), dp.view(), dropout, rows, stream);
+  position_dropout_backward(dy_wide.view(), dx_wide.view(), dp_wide.view(), dropout, rows, stream);
+  CHECK(dp.data == dp_wide.data);
+  CHECK(wide(dx).data == wide(stored(dx_wide)).data);
+  CHECK_THROWS_AS(
+      embedding_backward(tokens.view(), dy.view(), 0, HostTensor<TestType>({vocabulary, c}, TestType{}).view(), stream),
+      Error);
+}
+
 TEST_CASE("embeddings refuse what does not fit", "[kernels][embedding]") {
   HostTensor<std::int32_t> tokens({4});
   HostTensor<float> x({4, 8}), positions({5, 8}), narrow({5, 7});

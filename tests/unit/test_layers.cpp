@@ -73,12 +73,12 @@ struct Bench {
 
   // Weights that are neither 0 nor 1, so that every term of a gradient shows.
   void allocate() {
-    registry.allocate(weights, gradients, DType::f64, 1000);
-    registry.initialize(5);
+    registry.allocate(weights, gradients, weights, DType::f64, 1000);
+    registry.initialize(5, stream);
     auto* values = registry.weights().as<double>();
     for (std::int64_t i = 0; i < registry.num_flat_elems(); ++i)
       values[i] = 0.3 * values[i] + 0.2 * std::sin(0.7 * static_cast<double>(i));
-    registry.begin_step(1);
+    registry.begin_step(1, stream);
   }
 
   Tensor wave(Shape shape, double phase) {
@@ -148,10 +148,10 @@ TEST_CASE("a transformer layer's gradients equal finite differences, whatever is
     const auto value = [&] {
       MicroBatch forward_only = micro_batch;
       TransformerBlock::Saved saved;
-      return bench.dot(block.forward(ctx, forward_only, bench.clone(x), saved), seed);
+      return bench.dot(block.forward(ctx, forward_only, bench.clone(x), saved, {}), seed);
     };
     TransformerBlock::Saved saved;
-    block.forward(ctx, micro_batch, bench.clone(x), saved);
+    block.forward(ctx, micro_batch, bench.clone(x), saved, {});
     const Tensor dx = block.backward(ctx, micro_batch, bench.clone(seed), saved);
     bench.stream.synchronize();
     INFO("recompute " << static_cast<int>(recompute));

@@ -19,7 +19,8 @@ namespace potato {
 // A checkpoint could not be saved; the same on all ranks. What was committed before is untouched.
 class SaveError : public Error {
  public:
-  using Error::Error;
+  explicit SaveError(const std::string& message, std::source_location place = std::source_location::current())
+      : Error(message, place) {}
 };
 
 // What a checkpoint says beside its tensors.

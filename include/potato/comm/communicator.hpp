@@ -1,7 +1,9 @@
 // Collectives and point-to-point transfers of tensors along one axis of the grid, enqueued on a stream.
 //
 // A communicator belongs to one stream: that stream's thread issues its operations in program order. Every rank of the
-// group must make the same calls in the same order. Back ends: `mpi` for host memory, `dry` which only counts.
+// group must make the same calls in the same order. Back ends: `mpi` for host memory, `nccl` for ranks with a GPU each,
+// `staged` (pinned host memory and MPI) for ranks that share a GPU, `local` for a group of one, `dry` which only
+// counts.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +12,7 @@
 #include <string_view>
 
 #include "potato/device/stream.hpp"
+#include "potato/device/timer.hpp"
 #include "potato/tensor/tensor.hpp"
 
 namespace potato {
@@ -23,14 +26,13 @@ enum class ReduceOp : std::uint8_t { sum, max };
 
 // A point-to-point transfer under way; owned by the caller, must outlive it; reusable after wait().
 struct Transfer {
-  void* request = nullptr;  // the back end's
+  void* request = nullptr;  // the back end's; `mpi`: set and read by the stream's thread
+  void* slot = nullptr;     // `nccl`, `staged`: what the transfer holds until wait(); set and read by the host
 };
 
 struct CommStats {
   double bytes = 0;  // payload of all calls on this rank
   std::int64_t num_calls = 0;
-  double collective_s = 0;  // time the stream spent inside collectives
-  double wait_s = 0;        // time the stream spent waiting for point-to-point transfers
 };
 
 class Communicator {
@@ -40,9 +42,10 @@ class Communicator {
   Axis axis() const noexcept { return axis_; }
   int rank() const noexcept { return rank_; }
   int num_ranks() const noexcept { return num_ranks_; }
-  virtual std::string_view transport() const = 0;  // "mpi", "dry"
+  virtual std::string_view transport() const = 0;  // "mpi", "nccl", "staged", "local", "dry"
 
-  // In place, over the group. x: any shape; fp32, fp64, int32, int64. All ranks end with bitwise equal results.
+  // In place, over the group. x: any shape; fp32, fp64, bf16, fp16 (each partial sum rounded), int32, int64. All ranks
+  // end with bitwise equal results.
   void all_reduce(TensorView x, ReduceOp op, Stream& stream);
   // full [n · E] = the shards [E] of all ranks in rank order. `shard` must not lie in `full`.
   void all_gather(ConstTensorView shard, TensorView full, Stream& stream);
@@ -57,8 +60,23 @@ class Communicator {
   void receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream);
   void wait(Transfer& transfer, Stream& stream);
 
-  // Read it only while the stream is idle.
   const CommStats& stats() const noexcept { return stats_; }
+  // Time that the stream spends inside collectives, and in wait() of point-to-point transfers.
+  StreamTimer& collective_timer() noexcept { return collective_timer_; }
+  StreamTimer& wait_timer() noexcept { return wait_timer_; }
+
+  // Throws Error where the transport has failed in the background. Once a step, after the stream was waited for: what
+  // an operation that failed left behind must not be used.
+  virtual void check_async() {}
+  // For a watchdog, from any thread: what is wrong ("" if nothing is): a failure in the background, or an operation
+  // that has been running on the device for more than `timeout_s`.
+  virtual std::string trouble(double timeout_s) {
+    static_cast<void>(timeout_s);
+    return {};
+  }
+  // For a watchdog that has found trouble, from any thread: ends what is under way, with undefined results, and makes
+  // every later call throw. May leave it at that where the transport is inside a call.
+  virtual void abort() noexcept {}
 
  protected:
   Communicator(Axis axis, int rank, int num_ranks) : axis_(axis), rank_(rank), num_ranks_(num_ranks) {}
@@ -71,19 +89,22 @@ class Communicator {
   virtual void do_receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream) = 0;
   virtual void do_wait(Transfer& transfer, Stream& stream) = 0;
 
-  CommStats stats_;
-
  private:
   void account(double num_bytes) noexcept {
     stats_.bytes += num_bytes;
     ++stats_.num_calls;
   }
 
+  CommStats stats_;
+  StreamTimer collective_timer_;
+  StreamTimer wait_timer_;
   Axis axis_;
   int rank_;
   int num_ranks_;
 };
 
 std::unique_ptr<Communicator> make_dry_communicator(Axis axis, int rank, int num_ranks);
+// A group of one rank: nothing to talk to. send() and receive() throw Error.
+std::unique_ptr<Communicator> make_local_communicator(Axis axis);
 
 }  // namespace potato

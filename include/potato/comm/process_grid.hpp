@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "potato/comm/communicator.hpp"
+#include "potato/comm/gpu_topology.hpp"
 #include "potato/config/config.hpp"
 
 namespace potato {
@@ -28,6 +29,14 @@ int grid_rank(const GridShape& shape, const GridCoordinates& coordinates);
 // pipeline (one rank when there is one stage), or only itself on stages between.
 std::vector<int> grid_group(const GridShape& shape, int world_rank, Axis axis);
 
+struct GpuCommOptions {
+  bool deterministic = true;       // nccl: algorithm and protocol pinned, see NcclOptions
+  bool multicast = false;          // nccl: NVLink SHARP
+  int num_chunks = 1;              // of a pipeline stage
+  std::int64_t message_bytes = 0;  // staged: largest point-to-point message; its memory is then pinned at the start
+  double timeout_s = 120;          // nccl: how long the host waits for peers to connect and to close
+};
+
 // One communicator for each axis. `tensor`, `pipeline` and `world` belong to the compute stream, `data` and `embedding`
 // to the communication stream.
 struct GridCommunicators {
@@ -41,10 +50,20 @@ struct GridCommunicators {
 
   bool is_first_stage() const noexcept { return at.pipeline == 0; }
   bool is_last_stage() const noexcept { return at.pipeline == shape.pipeline - 1; }
+
+  // All of them: for check_async() at the end of a step, and for NcclWatch.
+  std::vector<Communicator*> all() const {
+    return {tensor.get(), data.get(), pipeline.get(), embedding.get(), world.get()};
+  }
 };
 
 // Collective over `comm`, whose ranks are the grid's world ranks.
 GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape);
+// For tensors on this rank's GPU, which becomes the current device; groups of one rank need no transport. `transport`:
+// nccl or staged, the same on all ranks (GpuTopology). Collective over `comm`, as above; so is the end of the result,
+// unless an exception is on its way. Builds with CUDA only.
+GridCommunicators make_gpu_communicators(MPI_Comm comm, const GridShape& shape, Device device, Transport transport,
+                                         const GpuCommOptions& options);
 // Stands for rank `world_rank` of any grid; needs no MPI.
 GridCommunicators make_dry_communicators(const GridShape& shape, int world_rank);
 

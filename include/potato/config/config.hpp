@@ -15,7 +15,8 @@ enum class DeviceChoice { automatic, cpu, cuda };                 // "auto", "cp
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };  // "gpipe", "1f1b", "interleaved"
 enum class Recompute { none, selective, full };                   // spelt alike
 enum class LearningRateSchedule { constant, linear, cosine };     // spelt alike
-enum class Precision { fp32, fp64 };                              // spelt alike
+enum class Precision { fp32, tf32, bf16, fp64 };                  // spelt alike
+enum class AttentionKernel { automatic, own, cudnn };             // "auto", "own", "cudnn"
 
 struct RunConfig {
   DeviceChoice device = DeviceChoice::automatic;
@@ -81,6 +82,10 @@ struct PrecisionConfig {
   Precision dtype = Precision::fp32;
 };
 
+struct KernelsConfig {
+  AttentionKernel attention = AttentionKernel::automatic;
+};
+
 struct CheckpointConfig {
   std::int64_t every_steps = 0;  // 0: only at the end
   bool at_end = true;
@@ -91,6 +96,7 @@ struct LogConfig {
   std::int64_t steps_per_print = 10;
   std::string metrics;  // "": no metrics file
   bool wall_clock_breakdown = false;
+  bool operation_times = false;  // a table of the compute stream's operations at the end
 };
 
 struct EvalConfig {
@@ -115,6 +121,7 @@ struct Config {
   TrainConfig train;
   OptimizerConfig optimizer;
   PrecisionConfig precision;
+  KernelsConfig kernels;
   CheckpointConfig checkpoint;
   LogConfig log;
   EvalConfig eval;
@@ -170,5 +177,6 @@ std::string to_text(PipelineSchedule value);
 std::string to_text(Recompute value);
 std::string to_text(LearningRateSchedule value);
 std::string to_text(Precision value);
+std::string to_text(AttentionKernel value);
 
 }  // namespace potato

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "potato/core/error.hpp"
+#include "potato/core/half.hpp"
 
 namespace potato {
 
@@ -37,9 +38,33 @@ inline constexpr DType dtype_of<float> = DType::f32;
 template <>
 inline constexpr DType dtype_of<double> = DType::f64;
 template <>
+inline constexpr DType dtype_of<BFloat16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<Float16> = DType::f16;
+template <>
 inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+
+// What values of `dtype` are computed and summed in: statistics, losses and gradients have it.
+constexpr DType compute_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+// Calls `body(T{})` with T = float, double, BFloat16 or Float16; throws Error for another dtype.
+template <typename Body>
+decltype(auto) dispatch_float(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::f32:
+      return body(float{});
+    case DType::f64:
+      return body(double{});
+    case DType::bf16:
+      return body(BFloat16{});
+    case DType::f16:
+      return body(Float16{});
+    default:
+      throw Error(cat("dtype ", dtype_name(dtype), " is not supported here"));
+  }
+}
 
 // Calls `body(T{})` with T = float or double; throws Error for another dtype.
 template <typename Body>

@@ -40,7 +40,8 @@ class ConfigError : public std::runtime_error {
 // A file that cannot be opened, read or written, or a full disk. Holds the system's own words.
 class IoError : public Error {
  public:
-  using Error::Error;
+  explicit IoError(const std::string& message, std::source_location place = std::source_location::current())
+      : Error(message, place) {}
 };
 
 [[noreturn]] void fail_check(const char* expression, const std::string& message, std::source_location place);

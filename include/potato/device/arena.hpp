@@ -14,10 +14,14 @@
 
 namespace potato {
 
+// Whether host memory can be moved to and from a GPU while the host goes on. Only with CUDA.
+enum class HostMemory : std::uint8_t { pageable, pinned };
+
 class Arena {
  public:
-  // On `dry` the capacity is ignored. Throws Error with needed and available bytes where the memory cannot be had.
-  Arena(Device device, std::string owner, std::int64_t capacity_bytes);
+  // On `dry` the capacity is ignored. `host` says how memory of the CPU is claimed. Throws Error with needed and
+  // available bytes where the memory cannot be had.
+  Arena(Device device, std::string owner, std::int64_t capacity_bytes, HostMemory host = HostMemory::pageable);
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&&) = delete;
@@ -42,6 +46,7 @@ class Arena {
   };
 
   Device device_;
+  HostMemory host_;
   std::string owner_;
   std::int64_t capacity_bytes_;
   std::int64_t used_bytes_ = 0;

@@ -11,16 +11,20 @@ struct AdamWStep {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double weight_decay = 0;  // 0 for tensors without decay
-  std::int64_t step = 1;    // 1 for the first update: bias corrections 1 − beta^step
-  double max_norm = 0;      // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+  double weight_decay = 0;    // 0 for tensors without decay
+  std::int64_t step = 1;      // 1 for the first update: bias corrections 1 − beta^step
+  double max_norm = 0;        // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+  double gradient_scale = 1;  // multiplied into the gradient before anything else; 1 / loss scale
 };
 
-// One pass over flat memory: weight, exp_avg, exp_avg_sq are updated from gradient (all [N], one dtype).
-//   g = gradient · clip; m = b1·m + (1 − b1)·g; v = b2·v + (1 − b2)·g²;
+// One pass over flat memory [N]: weight (the master weight), exp_avg, exp_avg_sq are updated from gradient; all four
+// have one compute dtype (fp32; on the CPU fp64 too).
+//   g = gradient · gradient_scale · clip; m = b1·m + (1 − b1)·g; v = b2·v + (1 − b2)·g²;
 //   w = w·(1 − lr·wd) − lr · (m / (1 − b1^t)) / (sqrt(v / (1 − b2^t)) + eps)
-// squared_norm [1] fp64 is read on the stream; it is the squared global norm of all gradients.
-void adamw(TensorView weight, ConstTensorView gradient, TensorView exp_avg, TensorView exp_avg_sq,
-           ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream);
+// working_copy [N] bf16 or fp16 receives the new weight, rounded; an empty view (no data, or no elements): none.
+// squared_norm [1] fp64 is read on the stream; it is the squared global norm of all gradient · gradient_scale, and only
+// read where max_norm > 0. Elementwise: the same for any split of the memory.
+void adamw(TensorView weight, TensorView working_copy, ConstTensorView gradient, TensorView exp_avg,
+           TensorView exp_avg_sq, ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream);
 
 }  // namespace potato

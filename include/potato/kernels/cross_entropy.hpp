@@ -3,6 +3,7 @@
 //
 // logits [M, V_local] hold num_columns valid columns (the rest is vocabulary padding, which no step reads; it may be 0:
 // a shard that holds only padding). targets [M] int32, global ids; −1: not counted. Column j is token first_token + j.
+// Logits are fp32, bf16 or fp16 (on the CPU fp64 too); row_max, sums and row_losses have their compute dtype.
 #pragma once
 
 #include "potato/device/stream.hpp"
@@ -18,12 +19,20 @@ void cross_entropy_max(ConstTensorView logits, std::int64_t num_columns, TensorV
 void cross_entropy_sums(ConstTensorView logits, std::int64_t num_columns, std::int64_t first_token,
                         ConstTensorView targets, ConstTensorView row_max, TensorView sums, Stream& stream);
 
-// loss_sum [1] fp64 += sum over counted rows of log(sums[0]) − sums[1], rows ascending, added up in fp64.
+// loss_sum [1] fp64 += sum over counted rows of log(sums[0]) − sums[1], added up in fp64 in a fixed order (rows
+// ascending on the CPU, blocks of rows on the GPU).
 void cross_entropy_loss(ConstTensorView sums, ConstTensorView targets, TensorView loss_sum, Stream& stream);
 
 // In place: logits become gradient_scale · (softmax − one-hot) for counted rows, 0 for others and for padding columns.
 void cross_entropy_backward(TensorView logits, std::int64_t num_columns, std::int64_t first_token,
                             ConstTensorView targets, ConstTensorView row_max, ConstTensorView sums,
                             double gradient_scale, Stream& stream);
+
+// All steps at once where the vocabulary is not split; target columns are token ids.
+//   row_losses [M] = log-sum-exp − the target's logit for counted rows, 0 for others;
+//   loss_sum [1] fp64 += sum of row_losses, added up in fp64 in a fixed order;
+//   training: logits become their gradient in place, as cross_entropy_backward has it; else they are left alone.
+void cross_entropy_fused(TensorView logits, std::int64_t num_columns, ConstTensorView targets, double gradient_scale,
+                         bool training, TensorView row_losses, TensorView loss_sum, Stream& stream);
 
 }  // namespace potato

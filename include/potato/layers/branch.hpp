@@ -1,4 +1,5 @@
-// The two residual branches of a pre-norm transformer layer: y = x + dropout(f(norm(x)) + bias).
+// The two residual branches of a pre-norm transformer layer: y = x + dropout(f(norm(x)) + bias). The end of a branch
+// and the norm that opens the next one are one pass over memory.
 #pragma once
 
 #include <string>
@@ -10,13 +11,20 @@
 
 namespace potato {
 
+// The norm that follows a branch, if any, and where its results belong.
+struct NextNorm {
+  const LayerNorm* norm = nullptr;
+  LayerNorm::Saved* saved = nullptr;
+};
+
 // The shared end of a branch: the reduction over the tensor axis, bias, dropout and the residual sum.
 class BranchEnd {
  public:
   BranchEnd(Parameter& bias, PhiloxKey dropout_key) : bias_(&bias), dropout_key_(dropout_key) {}
 
-  // y [M_local, C] = x + dropout(reduced partial + bias); partial [M, C].
-  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor partial, ConstTensorView x) const;
+  // y [M_local, C] = x + dropout(reduced partial + bias), and `next` of y; partial [M, C].
+  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, Tensor partial, ConstTensorView x,
+                 const NextNorm& next) const;
   // The gradient of the partial sum, all M rows; dy [M_local, C] must live as long as the result.
   Rows backward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView dy) const;
 
@@ -38,11 +46,13 @@ class AttentionBranch {
   AttentionBranch(const LayerContext& ctx, const std::string& name, const ModelConfig& model, double init_std,
                   double residual_init_std);
 
-  // x [M_local, C] -> y [M_local, C].
-  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved) const;
+  // x [M_local, C] -> y [M_local, C]. The branch's own norm is computed unless the branch before left it in `saved`.
+  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved,
+                 const NextNorm& next) const;
   // dy, x [M_local, C] -> dx; releases what was saved.
   Tensor backward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView dy, ConstTensorView x,
                   Saved& saved) const;
+  const LayerNorm& norm() const noexcept { return norm_; }
 
  private:
   AttentionShape shape_of(const LayerContext& ctx, const MicroBatch& micro_batch) const;
@@ -68,9 +78,11 @@ class MlpBranch {
   MlpBranch(const LayerContext& ctx, const std::string& name, const ModelConfig& model, double init_std,
             double residual_init_std);
 
-  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved) const;
+  Tensor forward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView x, Saved& saved,
+                 const NextNorm& next) const;
   Tensor backward(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView dy, ConstTensorView x,
                   Saved& saved) const;
+  const LayerNorm& norm() const noexcept { return norm_; }
 
  private:
   LayerNorm norm_;

@@ -26,10 +26,15 @@ struct LayerContext {
   DType dtype = DType::f32;
   bool sequence_parallel = false;
   Recompute recompute = Recompute::none;
+  AttentionKernel attention = AttentionKernel::automatic;
+  bool deterministic = true;
   double dropout = 0;
   std::uint64_t seed = 0;
 
+  // An activation.
   Tensor make(Shape shape) const { return Tensor(activations, dtype, shape); }
+  // What stays in the compute dtype beside it: statistics, sums, losses.
+  Tensor make_statistic(Shape shape) const { return Tensor(activations, compute_dtype(dtype), shape); }
 };
 
 // One micro-batch on its way through the layers.

@@ -55,6 +55,9 @@ class LmHead {
  private:
   void loss_of_rows(const LayerContext& ctx, const MicroBatch& micro_batch, ConstTensorView rows,
                     ConstTensorView targets, TensorView drows, double beta) const;
+  // Adds to the loss; in training logits [M, V_local] become their gradient.
+  void softmax_loss(const LayerContext& ctx, const MicroBatch& micro_batch, TensorView logits,
+                    ConstTensorView targets) const;
 
   VocabularyShard shard_;
   Parameter* weight_;

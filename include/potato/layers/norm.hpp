@@ -19,6 +19,10 @@ class LayerNorm {
 
   // x [M_local, C]; the output is in `saved`.
   void forward(const LayerContext& ctx, ConstTensorView x, Saved& saved) const;
+  // The end of a residual branch and this norm in one pass: x becomes residual + dropout(x + bias), and the norm's
+  // output of that is in `saved`. x, residual [M_local, C]; bias [C].
+  void forward_after_branch(const LayerContext& ctx, TensorView x, ConstTensorView bias, ConstTensorView residual,
+                            const Dropout& dropout, const TokenRows& rows, Saved& saved) const;
   // Makes saved.output again if it was dropped.
   void restore(const LayerContext& ctx, ConstTensorView x, Saved& saved) const;
   // dx = residual_gradient + the norm's gradient of dy; residual_gradient may be empty (shape [0]): none.

@@ -9,6 +9,7 @@
 
 #include "potato/comm/process_grid.hpp"
 #include "potato/config/config.hpp"
+#include "potato/device/timer.hpp"
 #include "potato/layers/block.hpp"
 #include "potato/layers/embedding.hpp"
 #include "potato/pipeline/executor.hpp"
@@ -35,13 +36,12 @@ class Stage final : public StageProgram {
 
   // The logits [B, V_local] of the last forward with logits_position >= 0; empty elsewhere than on the last stage.
   Tensor take_logits() { return std::move(logits_); }
-  // Time of this stage's passes without the collectives inside; kept by the stream, read it while the stream is idle.
-  struct Times {
-    double forward_s = 0;
-    double backward_s = 0;
-    double start_s = 0;
+  // Time of this stage's passes on the compute stream, collectives inside included.
+  struct Timers {
+    StreamTimer forward;
+    StreamTimer backward;
   };
-  const Times& times() const noexcept { return times_; }
+  Timers& timers() noexcept { return timers_; }
   const VocabularyShard& vocabulary() const noexcept { return vocabulary_; }
   std::string describe() const;  // "layers 0-3, embedding"
 
@@ -57,8 +57,6 @@ class Stage final : public StageProgram {
     Tensor head_gradient;  // [M_local, C]
   };
 
-  void start_clock();
-  void stop_clock(double Times::*total);
   Saved& claim(int chunk, int micro_batch);
   Saved& find(int chunk, int micro_batch);
   bool is_first(int chunk) const { return embedding_.has_value() && chunk == 0; }
@@ -73,7 +71,7 @@ class Stage final : public StageProgram {
   std::vector<Saved> saved_;
   std::span<const MicroBatch> micro_batches_;
   Tensor logits_;
-  Times times_;
+  Timers timers_;
 };
 
 }  // namespace potato

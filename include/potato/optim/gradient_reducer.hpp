@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <vector>
 
 #include "potato/comm/process_grid.hpp"
 #include "potato/device/stream.hpp"
@@ -39,9 +40,12 @@ class GradientReducer {
   Event done_;
 };
 
-// result [1] fp64 += squared norm of this rank's share of the reduced gradients, each logical element counted by
-// exactly one rank of the grid: owners, on data coordinate 0.
-void add_owned_squared_norm(const ParameterRegistry& registry, const GridCommunicators& grid, TensorView result,
-                            Stream& stream);
+// The flat ranges of the gradients that this rank counts in the global norm: each logical element is counted by exactly
+// one rank of the grid, its owner on data coordinate 0.
+std::vector<FlatRange> ranges_in_norm(const ParameterRegistry& registry, const GridCommunicators& grid);
+
+// result [1] fp64 += squared norm of those ranges of the reduced gradients.
+void add_squared_norm_of(const ParameterRegistry& registry, const std::vector<FlatRange>& ranges, TensorView result,
+                         Stream& stream);
 
 }  // namespace potato

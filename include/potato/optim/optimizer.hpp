@@ -1,6 +1,8 @@
 // AdamW over the flat storage of a registry.
 #pragma once
 
+#include <vector>
+
 #include "potato/config/config.hpp"
 #include "potato/device/arena.hpp"
 #include "potato/device/stream.hpp"
@@ -17,12 +19,14 @@ class Optimizer {
   // the global squared gradient norm, read on the stream.
   void step(double learning_rate, std::int64_t update, ConstTensorView squared_norm, Stream& stream);
 
-  TensorView exp_avg() const { return exp_avg_.view(); }        // [num_flat_elems]
-  TensorView exp_avg_sq() const { return exp_avg_sq_.view(); }  // [num_flat_elems]
+  TensorView exp_avg() const { return exp_avg_.view(); }        // [num_flat_elems], compute dtype
+  TensorView exp_avg_sq() const { return exp_avg_sq_.view(); }  // [num_flat_elems], compute dtype
 
  private:
   OptimizerConfig config_;
   ParameterRegistry& registry_;
+  std::vector<FlatRange> decayed_;  // updated with weight decay
+  std::vector<FlatRange> plain_;    // without
   Tensor exp_avg_;
   Tensor exp_avg_sq_;
 };

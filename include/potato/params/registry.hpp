@@ -6,7 +6,8 @@
 //
 // Layers declare parameters while a stage is built; allocate() then lays all of them out in one flat block a kind
 // (weights, gradients, and the optimizer's moments share offsets), bucket by bucket in the order in which backward
-// finishes them.
+// finishes them. Weights of 16 bits are working copies of fp32 master weights (Micikevicius et al., arXiv 1710.03740);
+// gradients are accumulated in fp32 (fp64 beside fp64 weights).
 #pragma once
 
 #include <array>
@@ -59,8 +60,8 @@ struct Parameter {
   ParameterSpec spec;
   std::int64_t flat_offset_elems = 0;
   int bucket = -1;
-  TensorView weight;               // spec.shape
-  TensorView gradient;             // spec.shape
+  TensorView weight;               // spec.shape; what layers compute with
+  TensorView gradient;             // spec.shape, compute dtype
   std::int64_t accumulations = 0;  // enqueued in this step, kept by the registry
 };
 
@@ -71,6 +72,12 @@ struct Bucket {
   std::int64_t num_elems = 0;
   int num_parameters = 0;
   int num_ready = 0;  // in this step
+};
+
+// A contiguous range of the flat storage.
+struct FlatRange {
+  std::int64_t begin_elems = 0;
+  std::int64_t num_elems = 0;
 };
 
 class ParameterRegistry {
@@ -84,11 +91,15 @@ class ParameterRegistry {
   // One more use of a declared parameter in each micro-batch (the tied head on a single stage).
   void add_use(Parameter& parameter) { ++parameter.spec.uses_per_micro_batch; }
 
-  // Lays out buckets of about `bucket_elems` elements and allocates weights and gradients of `dtype`.
-  void allocate(Arena& weights, Arena& gradients, DType dtype, std::int64_t bucket_elems);
+  // Lays out buckets of about `bucket_elems` elements and allocates weights of `dtype`, gradients, and master weights
+  // where `dtype` has 16 bits.
+  void allocate(Arena& weights, Arena& gradients, Arena& master, DType dtype, std::int64_t bucket_elems);
 
-  // Initial weights by logical name and index (I2), the same on any grid. Host memory only; `dry` is left alone.
-  void initialize(std::uint64_t seed);
+  // Initial weights by logical name and index (I2), the same on any grid and device: computed on the host with the
+  // stream's threads, then copied. Waits for the stream; `dry` is left alone.
+  void initialize(std::uint64_t seed, Stream& stream);
+  // Rounds the master weights into the working copies, e.g. after loading them; nothing to do where they are one.
+  void refresh_working_copies(Stream& stream);
 
   std::deque<Parameter>& parameters() noexcept { return parameters_; }
   const std::deque<Parameter>& parameters() const noexcept { return parameters_; }
@@ -96,34 +107,44 @@ class ParameterRegistry {
   std::int64_t num_flat_elems() const noexcept { return num_flat_elems_; }  // padding included
   TensorView weights() const { return weights_.view(); }                    // [num_flat_elems]
   TensorView gradients() const { return gradients_.view(); }                // [num_flat_elems]
+  // [num_flat_elems], compute dtype: what the optimizer updates and a checkpoint holds; weights() itself if that is it.
+  TensorView master() const { return has_working_copies() ? master_.view() : weights_.view(); }
+  bool has_working_copies() const { return master_.is_held(); }
   // Logical elements that this rank owns (sums to the model's size over tensor and pipeline ranks).
   std::int64_t num_owned_elems() const noexcept;
+
+  // The flat ranges of all parameters for which `chosen` holds, neighbours joined (padding between them included).
+  std::vector<FlatRange> ranges(const std::function<bool(const Parameter&)>& chosen) const;
 
   // The piece's elements inside a flat block with this registry's offsets, as [count[0], count[1]].
   static TensorView piece_view(const Parameter& parameter, const Piece& piece, TensorView flat);
 
   // --- Gradient accumulation of one step, in the host's program order ---
 
-  // Starts a step of so many micro-batches. `on_bucket_ready(i)` is called when the last gradient of bucket i was
-  // enqueued on the compute stream.
-  void begin_step(std::int64_t num_micro_batches, std::function<void(int)> on_bucket_ready);
-  // Same, keeping the hook of an earlier call (no allocation).
-  void begin_step(std::int64_t num_micro_batches);
+  // `hook(i)` is called when the last gradient of bucket i in a step was enqueued on the compute stream.
+  void set_bucket_hook(std::function<void(int)> hook) { on_bucket_ready_ = std::move(hook); }
+  // Starts a step of so many micro-batches; enqueues that the gradients of all vectors (parameters without decay) are
+  // 0.
+  void begin_step(std::int64_t num_micro_batches, Stream& stream);
   // 0 for the first accumulation of the step into this gradient, else 1: the beta of the product that adds to it.
   static double beta(const Parameter& parameter) noexcept { return parameter.accumulations == 0 ? 0 : 1; }
-  // Enqueues a fill with zeros if nothing was accumulated in this step yet: before kernels that only add.
+  // Before kernels that only add: enqueues a fill with zeros if nothing was accumulated in this step yet, and
+  // begin_step() did not do it.
   static void zero_if_first(Parameter& parameter, Stream& stream);
   // Says that one accumulation was enqueued.
   void accumulated(Parameter& parameter);
 
  private:
-  void add_bucket(Sharing sharing, const std::vector<Parameter*>& members);
+  // Matrices first, then vectors, so that each kind is one range of the bucket.
+  void add_bucket(Sharing sharing, std::vector<Parameter*> members);
 
   std::deque<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::int64_t num_flat_elems_ = 0;
   Tensor weights_;
   Tensor gradients_;
+  Tensor master_;
+  std::vector<FlatRange> vectors_;  // parameters without decay
   std::int64_t num_micro_batches_ = 0;
   std::function<void(int)> on_bucket_ready_;
 };

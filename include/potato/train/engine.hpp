@@ -10,23 +10,27 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "potato/comm/process_grid.hpp"
 #include "potato/config/config.hpp"
 #include "potato/device/arena.hpp"
 #include "potato/device/stream.hpp"
+#include "potato/device/timer.hpp"
 #include "potato/model/stage.hpp"
 #include "potato/optim/gradient_reducer.hpp"
 #include "potato/optim/optimizer.hpp"
 #include "potato/params/registry.hpp"
+#include "potato/tensor/mirrored.hpp"
 
 namespace potato {
 
-// Memory by owner, bytes of this rank.
-enum class Owner : std::uint8_t { parameters, gradients, optimizer, activations, buffers };
-inline constexpr std::array<const char*, 5> owner_names = {"parameters", "gradients", "optimizer", "activations",
-                                                           "buffers"};
+// Memory by owner, bytes of this rank. `optimizer` holds master weights and moments; `host` is pinned memory beside a
+// GPU.
+enum class Owner : std::uint8_t { parameters, gradients, optimizer, activations, buffers, workspace, host };
+inline constexpr std::array<const char*, 7> owner_names = {"parameters", "gradients", "optimizer",   "activations",
+                                                           "buffers",    "workspace", "host buffers"};
 using OwnerBytes = std::array<std::int64_t, owner_names.size()>;
 
 struct StepResult {
@@ -34,7 +38,7 @@ struct StepResult {
   double grad_norm = 0;  // global, before clipping
 };
 
-// Seconds that this rank's streams spent, since the last reset.
+// Seconds that this rank's streams spent.
 struct PhaseTimes {
   double forward_s = 0;   // without the collectives inside
   double backward_s = 0;  // without the collectives inside
@@ -42,6 +46,16 @@ struct PhaseTimes {
   double data_comm_s = 0;  // may hide behind backward
   double bubble_s = 0;     // waiting for other stages
   double optimizer_s = 0;
+
+  PhaseTimes& operator+=(const PhaseTimes& other) noexcept {
+    forward_s += other.forward_s;
+    backward_s += other.backward_s;
+    tensor_comm_s += other.tensor_comm_s;
+    data_comm_s += other.data_comm_s;
+    bubble_s += other.bubble_s;
+    optimizer_s += other.optimizer_s;
+    return *this;
+  }
 };
 
 class Engine {
@@ -77,8 +91,15 @@ class Engine {
 
   // The next token of each of the B sequences of this data rank, whose first `length` tokens are in batch buffer 0.
   // `choose(row, logits, num_logits)` picks one; called on the last stage only. -> [B]. Collective over the grid.
-  const std::vector<std::int32_t>& next_tokens(
-      std::int64_t length, const std::function<std::int32_t(std::int64_t, const double*, std::int64_t)>& choose);
+  using ChooseToken = std::function<std::int32_t(std::int64_t, const double*, std::int64_t)>;
+  const std::vector<std::int32_t>& next_tokens(std::int64_t length, const ChooseToken& choose);
+
+  // The state that a checkpoint holds, in host memory: master weights, exp_avg, exp_avg_sq, each [num_flat_elems]. On a
+  // GPU a copy, made on first use and filled by fetch_state(); on the CPU the memory itself. Both wait for the streams.
+  static constexpr std::size_t num_state_tensors = 3;
+  const std::array<TensorView, num_state_tensors>& fetch_state();
+  // After the host changed what fetch_state() gave: the copy goes to the device, and working copies are made anew.
+  void restore_state();
 
   void synchronize();
   ParameterRegistry& registry() noexcept { return registry_; }
@@ -87,11 +108,21 @@ class Engine {
   const Stage& stage() const noexcept { return *stage_; }
   OwnerBytes peak_bytes() const;
   OwnerBytes capacity_bytes() const;
+  // Times the compute stream's operations until it is called with null.
+  void set_profile(OperationProfile* profile) noexcept { compute_.set_profile(profile); }
   StreamCosts costs() const { return compute_.costs(); }
-  // Call after synchronize().
-  PhaseTimes take_times();
+  // Of the training steps that were finished since the last call.
+  PhaseTimes take_times() noexcept { return std::exchange(times_, {}); }
 
  private:
+  std::array<TensorView, num_state_tensors> device_state() const {
+    return {registry_.master(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
+  }
+  // The times of what the streams did since the last call; they must be idle.
+  PhaseTimes collect_times();
+  void send_batch(int buffer);
+  // Fills next_ from logits_, both on the host.
+  void choose_tokens(const ChooseToken& choose);
   void set_micro_batches(int buffer, std::int64_t first_sample, bool training, double gradient_scale);
   Arena& arena(Owner owner) { return arenas_[static_cast<std::size_t>(owner)]; }
 
@@ -110,21 +141,29 @@ class Engine {
   std::optional<PipelineExecutor> executor_;
   std::optional<GradientReducer> reducer_;
   std::optional<Optimizer> optimizer_;
-  Tensor tokens_;   // [buffers, num_micro_batches, B·T] int32
-  Tensor targets_;  // the same
-  Tensor scalars_;  // [2] fp64: loss sum, squared gradient norm
-  Tensor next_;     // [B] int32
-  Tensor logits_;   // [tensor ranks, B, V_local], gathered for sampling
+  Tensor workspace_;  // scratch of a GPU's kernels
+  Mirrored tokens_;   // [buffers, num_micro_batches · B·T] int32
+  Mirrored targets_;  // the same
+  Mirrored scalars_;  // [2] fp64: loss sum, squared gradient norm
+  Mirrored next_;     // [B] int32
+  Mirrored logits_;   // [tensor ranks, B, V_local], gathered for sampling
   std::vector<MicroBatch> micro_batches_;
   std::vector<std::int32_t> chosen_;
   std::vector<double> row_logits_;
   std::int64_t num_targets_ = 1;
-  double optimizer_s_ = 0;
-  double optimizer_start_s_ = 0;
-  PhaseTimes reported_;  // totals at the last take_times()
+  std::optional<Arena> state_arena_;
+  std::array<TensorView, num_state_tensors> host_state_;
+  std::vector<FlatRange> norm_ranges_;
+  StreamTimer optimizer_timer_;
+  PhaseTimes times_;
 };
 
+// Bytes of the activation that one pipeline stage hands to the next for a micro-batch.
+std::int64_t boundary_bytes(const Config& config, const GridShape& shape);
+
 // What a rank at `world_rank` of the grid will claim: a dry run of one step, an evaluation and a sampled token.
-OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world_rank);
+// `kind` is the device that the real run uses.
+OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world_rank,
+                         DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace potato

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "potato/checkpoint/checkpoint.hpp"
+#include "potato/comm/gpu_topology.hpp"
 #include "potato/comm/host_group.hpp"
 #include "potato/comm/topology.hpp"
 #include "potato/config/config.hpp"
@@ -15,6 +17,8 @@
 #include "potato/train/reporter.hpp"
 
 namespace potato {
+
+class NcclWatch;
 
 // What a run needs beside its configuration.
 struct RunContext {
@@ -45,6 +49,7 @@ class Trainer {
 
  private:
   void check() const;
+  void choose_device();
   void open_data();
   void make_engine();
   void resume();
@@ -62,10 +67,15 @@ class Trainer {
   RunContext run_;
   GridShape shape_;
   Topology topology_;
+  Device device_;
+  std::optional<GpuTopology> gpus_;  // of runs on GPUs
+  std::string binding_;              // what was done about this rank's cores
   std::unique_ptr<Dataset> data_;
   OwnerBytes planned_{};
   std::unique_ptr<Engine> engine_;
+  std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine
   std::unique_ptr<Reporter> reporter_;
+  OperationProfile profile_;         // of the last step, where log.operation_times asks for it
   std::int64_t step_ = 0;            // updates done
   std::int64_t next_sample_ = 0;     // global sample number of the next step's first sample
   std::int64_t tokens_ = 0;          // seen

@@ -29,4 +29,10 @@ template <typename T>
 void cross_entropy_backward(const LogitRows<T>& rows, const std::int32_t* targets, const T* row_max, const T* sums,
                             double gradient_scale, T* gradient);
 
+// All steps for an unsplit vocabulary; rows.first_token is 0. Only in training, `gradient` (the memory of rows.logits)
+// is written.
+template <typename T>
+void cross_entropy_fused(const LogitRows<T>& rows, const std::int32_t* targets, double gradient_scale, bool training,
+                         T* gradient, T* row_losses, double* loss_sum);
+
 }  // namespace potato::cpu

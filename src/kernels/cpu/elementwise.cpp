@@ -1,7 +1,10 @@
-// Flat loops at memory bandwidth: fill writes 1, copy moves 2, add_to 3, add_squared_norm reads 1 element each.
+// Flat loops at memory bandwidth: fill writes 1, copy and convert move 2, add_to 3, add_squared_norm reads 1 element
+// each.
 #include "elementwise.hpp"
 
 #include <cstring>
+
+#include "potato/core/half.hpp"
 
 namespace potato::cpu {
 
@@ -46,6 +49,12 @@ void copy(const void* source, void* destination, std::int64_t num_bytes) {
   }
 }
 
+template <typename From, typename To>
+void convert(const From* x, To* y, std::int64_t num_elems) {
+#pragma omp parallel for simd schedule(static) if (parallel : num_elems > min_parallel_elems)
+  for (std::int64_t i = 0; i < num_elems; ++i) y[i] = To(static_cast<Compute<To>>(static_cast<Compute<From>>(x[i])));
+}
+
 template <typename T>
 void add_to(const T* x, T* y, std::int64_t num_elems) {
 #pragma omp parallel for simd schedule(static) if (parallel : num_elems > min_parallel_elems)
@@ -72,6 +81,16 @@ void add_squared_norm(const T* x, double weight, double* result, std::int64_t nu
 
 template void fill(float*, float, std::int64_t);
 template void fill(double*, double, std::int64_t);
+template void fill(BFloat16*, BFloat16, std::int64_t);
+template void fill(Float16*, Float16, std::int64_t);
+template void convert(const float*, double*, std::int64_t);
+template void convert(const double*, float*, std::int64_t);
+template void convert(const float*, BFloat16*, std::int64_t);
+template void convert(const float*, Float16*, std::int64_t);
+template void convert(const BFloat16*, float*, std::int64_t);
+template void convert(const BFloat16*, Float16*, std::int64_t);
+template void convert(const Float16*, float*, std::int64_t);
+template void convert(const Float16*, BFloat16*, std::int64_t);
 template void add_to(const float*, float*, std::int64_t);
 template void add_to(const double*, double*, std::int64_t);
 template void add_squared_norm(const float*, double, double*, std::int64_t);

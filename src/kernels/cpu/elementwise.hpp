@@ -34,12 +34,16 @@ void for_column_tiles(std::int64_t num_columns, bool parallel, const Body& body)
   }
 }
 
-// x[i] = value.
+// x[i] = value. T is any floating-point type, also a stored 16-bit one.
 template <typename T>
 void fill(T* x, T value, std::int64_t num_elems);
 
 // destination = source; no overlap.
 void copy(const void* source, void* destination, std::int64_t num_bytes);
+
+// y[i] = x[i], rounded to nearest even. From and To are float, BFloat16 or Float16, or double and float.
+template <typename From, typename To>
+void convert(const From* x, To* y, std::int64_t num_elems);
 
 // y[i] += x[i].
 template <typename T>

@@ -2,9 +2,11 @@
 // gradient at once, rows ascending. Elements moved: embedding 2 forward and 3 backward, positions 3 and 4.
 #include "embedding.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "elementwise.hpp"
+#include "potato/core/half.hpp"
 
 namespace potato::cpu {
 
@@ -18,7 +20,7 @@ void embedding_forward(const std::int32_t* tokens, const T* weight, std::int64_t
     if (token >= 0 && token < num_tokens) {
       std::memcpy(y + r * channels, weight + token * channels, row_bytes);
     } else {
-      std::memset(y + r * channels, 0, row_bytes);
+      std::fill_n(y + r * channels, channels, T{});
     }
   }
 }
@@ -83,8 +85,6 @@ void position_dropout_backward(const T* dy, T* dx, T* position_gradient, const R
 }
 
 #define POTATO_INSTANTIATE(T)                                                                                     \
-  template void embedding_forward(const std::int32_t*, const T*, std::int64_t, std::int64_t, T*, std::int64_t,    \
-                                  std::int64_t);                                                                  \
   template void embedding_backward(const std::int32_t*, const T*, std::int64_t, std::int64_t, T*, std::int64_t,   \
                                    std::int64_t);                                                                 \
   template void position_dropout_forward(const T*, const T*, T*, const RowMasks&, const TokenRows&, std::int64_t, \
@@ -93,6 +93,16 @@ void position_dropout_backward(const T* dy, T* dx, T* position_gradient, const R
                                           std::int64_t);
 POTATO_INSTANTIATE(float)
 POTATO_INSTANTIATE(double)
+#undef POTATO_INSTANTIATE
+
+// Rows are only copied, so that 16-bit ones need no widening.
+#define POTATO_INSTANTIATE(T)                                                                                  \
+  template void embedding_forward(const std::int32_t*, const T*, std::int64_t, std::int64_t, T*, std::int64_t, \
+                                  std::int64_t);
+POTATO_INSTANTIATE(float)
+POTATO_INSTANTIATE(double)
+POTATO_INSTANTIATE(BFloat16)
+POTATO_INSTANTIATE(Float16)
 #undef POTATO_INSTANTIATE
 
 }  // namespace potato::cpu

@@ -7,6 +7,7 @@
 
 namespace potato::cpu {
 
+// T is float, double, BFloat16 or Float16 here; float or double below.
 template <typename T>
 void embedding_forward(const std::int32_t* tokens, const T* weight, std::int64_t first_token, std::int64_t num_tokens,
                        T* y, std::int64_t num_rows, std::int64_t channels);

@@ -1,0 +1,26 @@
+// Claims and releases the memory that arenas divide; one implementation for each kind of device.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "potato/device/arena.hpp"
+#include "potato/device/device.hpp"
+
+namespace potato {
+
+// Throws Error that names `owner`, the bytes needed and, where it is known, those available.
+void* claim_memory(Device device, HostMemory host, std::int64_t num_bytes, const std::string& owner);
+void release_memory(Device device, HostMemory host, void* memory, std::int64_t num_bytes) noexcept;
+
+namespace cuda {
+
+void* claim_device_memory(int ordinal, std::int64_t num_bytes, const std::string& owner);
+void release_device_memory(void* memory) noexcept;
+std::int64_t free_device_memory(int ordinal);
+void* claim_pinned_memory(std::int64_t num_bytes, const std::string& owner);
+void release_pinned_memory(void* memory) noexcept;
+
+}  // namespace cuda
+
+}  // namespace potato

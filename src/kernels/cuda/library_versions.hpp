@@ -1,0 +1,11 @@
+// What this build computes with.
+#pragma once
+
+#include <string>
+
+namespace potato::cuda {
+
+std::string library_versions();
+bool has_cudnn();
+
+}  // namespace potato::cuda

@@ -1,0 +1,89 @@
+#include "memory_check.hpp"
+
+#include <utility>
+
+#include "potato/device/device_memory.hpp"
+
+namespace potato {
+
+namespace {
+
+// Streams' workspaces, cuBLASLt's and NCCL's own memory: not in arenas, so it is left free.
+constexpr std::int64_t reserve_bytes = std::int64_t{512} << 20;
+
+std::int64_t on_device(const OwnerBytes& bytes) {
+  std::int64_t total = reserve_bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (static_cast<Owner>(i) != Owner::host) total += bytes[i];
+  }
+  return total;
+}
+
+std::string gigabytes(std::int64_t num_bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f GB", static_cast<double>(num_bytes) * 1e-9);
+  return text;
+}
+
+// Settings with which this rank would need at most `limit_bytes`, each with what it then needs.
+std::string fitting_settings(const Config& config, const GridShape& shape, int world_rank, std::int64_t limit_bytes) {
+  std::vector<std::pair<std::string, Config>> candidates;
+  const auto add = [&](const std::string& text, auto change) {
+    Config changed = config;
+    change(changed);
+    candidates.emplace_back(text, changed);
+  };
+  if (config.train.loss_chunk_tokens == 0) {
+    add("train.loss_chunk_tokens = 8192", [](Config& c) { c.train.loss_chunk_tokens = 8192; });
+  }
+  for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+    if (recompute <= config.train.recompute) continue;
+    add("train.recompute = " + to_text(recompute), [=](Config& c) { c.train.recompute = recompute; });
+  }
+  for (std::int64_t part = 2; config.train.micro_batch_size % part == 0; part *= 2) {
+    const std::int64_t micro_batch_size = config.train.micro_batch_size / part;
+    add(cat("train.micro_batch_size = ", micro_batch_size),
+        [=](Config& c) { c.train.micro_batch_size = micro_batch_size; });
+    add(cat("train.micro_batch_size = ", micro_batch_size, " with train.recompute = full"), [=](Config& c) {
+      c.train.micro_batch_size = micro_batch_size;
+      c.train.recompute = Recompute::full;
+    });
+  }
+  std::string text;
+  for (const auto& [name, changed] : candidates) {
+    const std::int64_t needed = on_device(planned_bytes(changed, shape, world_rank, DeviceKind::cuda));
+    if (needed <= limit_bytes) text += cat(text.empty() ? "" : "; ", name, " (", gigabytes(needed), ")");
+  }
+  return text.empty()
+             ? "none of train.loss_chunk_tokens, train.recompute, train.micro_batch_size alone; use more ranks "
+               "(parallel.tensor, parallel.pipeline) or a smaller model"
+             : text;
+}
+
+}  // namespace
+
+void check_gpu_memory(const HostGroup& world, const Topology& topology, const GpuTopology& gpus, const Config& config,
+                      const GridShape& shape, const OwnerBytes& planned) {
+  const auto self = static_cast<std::size_t>(world.rank());
+  const std::vector<std::string> needs = world.all_gather(std::to_string(on_device(planned)));
+  std::int64_t needed = 0;
+  std::int64_t num_sharing = 0;
+  for (std::size_t rank = 0; rank < needs.size(); ++rank) {
+    if (topology.host_of_rank[rank] != topology.host_of_rank[self] ||
+        gpus.bus_of_rank[rank] != gpus.bus_of_rank[self]) {
+      continue;
+    }
+    needed += std::stoll(needs[rank]);
+    ++num_sharing;
+  }
+  world.run_agreed([&] {
+    const std::int64_t available = free_device_memory(Device{DeviceKind::cuda, gpus.place.ordinal});
+    if (needed <= available) return;
+    throw ConfigError(cat("GPU ", gpus.place.bus_id, " of ", topology.host_of_rank[self], " (", gpus.place.name,
+                          "): ", num_sharing, " rank(s) need ", gigabytes(needed), ", ", gigabytes(available),
+                          " are available; settings with which rank ", world.rank(),
+                          " would fit: ", fitting_settings(config, shape, world.rank(), available / num_sharing)));
+  });
+}
+
+}  // namespace potato
