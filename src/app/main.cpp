@@ -8,6 +8,7 @@
 #include "potato/comm/gpu_topology.hpp"
 #include "potato/comm/host_group.hpp"
 #include "potato/comm/mpi_session.hpp"
+#include "potato/comm/nccl_communicator.hpp"
 #include "potato/config/config.hpp"
 #include "potato/core/error.hpp"
 #include "potato/core/version.hpp"
@@ -84,6 +85,7 @@ int run(int argc, char** argv) {
   if (!problems.empty() && facts.launcher_ranks == 1) throw ConfigError(problems);
 
   prepare_cuda_environment(facts.launcher_ranks);
+  if constexpr (with_cuda) prepare_nccl({.deterministic = config.run.deterministic});
   MpiSession session(&argc, &argv);
   try {
     const HostGroup world(MPI_COMM_WORLD);

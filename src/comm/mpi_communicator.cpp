@@ -141,7 +141,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void do_wait(Transfer& transfer, Stream& stream) override {
-    stream.enqueue([this, request = request_of(transfer)] {
+    stream.enqueue([request = request_of(transfer)] {
       if (*request == MPI_Request{}) return;  // never started
       const LibraryScope scope;
       PC_MPI(MPI_Wait(request, MPI_STATUS_IGNORE));

@@ -82,6 +82,7 @@ void CpuQueue::run(Slot& slot) {
   try {
     slot.invoke(slot.closure);
   } catch (...) {
+    if (failed_) return;  // the first error counts
     failed_ = true;
     error_ = std::current_exception();
     if (options_.on_error) options_.on_error(error_);

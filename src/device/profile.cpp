@@ -36,6 +36,7 @@ void OperationProfile::clear() {
 
 std::vector<OperationProfile::Row> OperationProfile::rows() const {
   std::vector<Row> rows;
+  rows.reserve(rows_.size());
   for (const auto& [key, row] : rows_) rows.push_back(row);
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
   return rows;

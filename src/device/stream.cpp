@@ -34,7 +34,6 @@ Stream::Stream(Device device, StreamOptions options)
 }
 
 Stream::~Stream() = default;
-Stream::Stream(Stream&&) noexcept = default;
 
 void Stream::record(Event& event) {
   if (backend_) backend_->record(event);

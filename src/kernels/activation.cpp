@@ -66,17 +66,17 @@ void bias_backward(ConstTensorView dy, TensorView bias_gradient, Stream& stream)
 void bias_gelu_forward(TensorView x, ConstTensorView bias, TensorView y, Stream& stream) {
   check(stream, x, {y});
   check_columns(stream, x, bias);
-  const std::int64_t num_elems = x.num_elems();
-  if (num_elems == 0) return;
-  stream.account(20.0 * static_cast<double>(num_elems), 3.0 * static_cast<double>(x.num_bytes()));
+  if (x.num_elems() == 0) return;
+  stream.account(20.0 * static_cast<double>(x.num_elems()), 3.0 * static_cast<double>(x.num_bytes()));
   if constexpr (with_cuda) {
     if (on_cuda(stream)) return cuda::bias_gelu_forward(x, bias, y, stream);
   }
   dispatch_float(x.dtype, [&](auto zero) {
     using S = decltype(zero);
     using C = Compute<S>;
-    stream.enqueue([x_ = x.as<S>(), b = bias.as<S>(), y_ = y.as<S>(), num_elems, rows = x.dim(0), columns = x.dim(1)] {
+    stream.enqueue([x_ = x.as<S>(), b = bias.as<S>(), y_ = y.as<S>(), rows = x.dim(0), columns = x.dim(1)] {
       if constexpr (is_half<S>) {  // gelu takes the rounded sum, since recompute has no other
+        const std::int64_t num_elems = rows * columns;
         cpu::add_bias<C>(cpu::InOut(x_, num_elems), cpu::In(b, columns), rows, columns);
         cpu::gelu_forward<C>(cpu::In(static_cast<const S*>(x_), num_elems), cpu::Out(y_, num_elems), num_elems);
       } else {

@@ -9,8 +9,9 @@ namespace potato {
 
 namespace {
 
-// Epilogues of cuBLASLt exist for 16-bit types, and want rows of whole 16-byte vectors.
-bool can_fuse(const Stream& stream, const ConstTensorView& x, const ConstTensorView& y) {
+// Epilogues of cuBLASLt exist for 16-bit types, and want rows of whole 16-byte vectors. (Builds without CUDA do not
+// ask.)
+[[maybe_unused]] bool can_fuse(const Stream& stream, const ConstTensorView& x, const ConstTensorView& y) {
   return with_cuda && on_cuda(stream) && dtype_bytes(x.dtype) == 2 && x.dim(1) % 8 == 0 && y.dim(1) % 8 == 0;
 }
 
@@ -24,8 +25,9 @@ void check(const Stream& stream, const ConstTensorView& x, std::int64_t num_in, 
 }
 
 // Of a product x · Wᵀ and `extra` operations on each element of y, of which it moves `num_outputs`.
-void account_product(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight, const ConstTensorView& y,
-                     double extra, int num_outputs, std::source_location place = std::source_location::current()) {
+[[maybe_unused]] void account_product(Stream& stream, const ConstTensorView& x, const ConstTensorView& weight,
+                                      const ConstTensorView& y, double extra, int num_outputs,
+                                      std::source_location place = std::source_location::current()) {
   stream.account(2.0 * static_cast<double>(x.dim(0)) * static_cast<double>(weight.num_elems()) +
                      extra * static_cast<double>(y.num_elems()),
                  static_cast<double>(x.num_bytes() + weight.num_bytes() + num_outputs * y.num_bytes()), place);

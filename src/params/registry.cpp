@@ -128,6 +128,7 @@ void ParameterRegistry::refresh_working_copies(Stream& stream) {
 
 std::vector<FlatRange> ParameterRegistry::ranges(const std::function<bool(const Parameter&)>& chosen) const {
   std::vector<const Parameter*> in_order;
+  in_order.reserve(parameters_.size());
   for (const auto& parameter : parameters_) in_order.push_back(&parameter);
   std::sort(in_order.begin(), in_order.end(),
             [](const Parameter* a, const Parameter* b) { return a->flat_offset_elems < b->flat_offset_elems; });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iostream>
 
 #include "potato/kernels/attention.hpp"
 #include "potato/kernels/elementwise.hpp"
@@ -138,7 +139,16 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   synchronize();
 }
 
-Engine::~Engine() = default;
+// Members that the streams' work refers to end before the streams: first that work must be done.
+Engine::~Engine() {
+  for (Stream* stream : {&compute_, &communication_}) {
+    try {
+      stream->synchronize();
+    } catch (const std::exception& error) {
+      std::cerr << "engine: a stream ended with an error: " << error.what() << '\n';
+    }
+  }
+}
 
 Engine::BatchBuffer Engine::batch_buffer(int buffer) const {
   const std::int64_t offset = buffer * tokens_.host().dim(1);
@@ -201,12 +211,7 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
 }
 
 StepResult Engine::finish_step() {
-  synchronize();
-  for (Communicator* communicator :
-       {grid_.tensor.get(), grid_.data.get(), grid_.embedding.get(), grid_.pipeline.get(), grid_.world.get()}) {
-    communicator->check_async();
-  }
-  times_ += collect_times();
+  times_ += settle();
   if (device_.kind == DeviceKind::dry) return {};
   const auto* scalars = scalars_.host().as<double>();
   return {scalars[0] / static_cast<double>(num_targets_), std::sqrt(scalars[1])};
@@ -221,8 +226,7 @@ double Engine::evaluate(int buffer, std::int64_t first_sample) {
   if (grid_.at.tensor != 0) fill(scalars, 0, compute_);
   grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
   scalars_.to_host(compute_);
-  synchronize();
-  collect_times();
+  settle();
   return device_.kind == DeviceKind::dry ? 0 : scalars_.host().as<double>()[0];
 }
 
@@ -242,8 +246,7 @@ const std::vector<std::int32_t>& Engine::next_tokens(std::int64_t length, const 
   }
   grid_.pipeline->broadcast(next_.device(), static_cast<int>(grid_.shape.pipeline) - 1, compute_);
   next_.to_host(compute_);
-  synchronize();
-  collect_times();
+  settle();
   if (device_.kind != DeviceKind::dry) {
     const auto* next = next_.host().as<std::int32_t>();
     std::copy(next, next + chosen_.size(), chosen_.begin());
@@ -317,7 +320,9 @@ OwnerBytes Engine::capacity_bytes() const {
   return bytes;
 }
 
-PhaseTimes Engine::collect_times() {
+PhaseTimes Engine::settle() {
+  synchronize();
+  for (Communicator* communicator : grid_.all()) communicator->check_async();
   Stage::Timers& passes = stage_->timers();
   StreamTimer& tensor = grid_.tensor->collective_timer();
   PhaseTimes times;
@@ -330,8 +335,7 @@ PhaseTimes Engine::collect_times() {
   passes.forward.clear();
   passes.backward.clear();
   optimizer_timer_.clear();
-  for (Communicator* communicator :
-       {grid_.tensor.get(), grid_.data.get(), grid_.embedding.get(), grid_.pipeline.get(), grid_.world.get()}) {
+  for (Communicator* communicator : grid_.all()) {
     communicator->collective_timer().clear();
     communicator->wait_timer().clear();
   }

@@ -1,5 +1,6 @@
 #include "memory_check.hpp"
 
+#include <cstdio>
 #include <utility>
 
 #include "potato/device/device_memory.hpp"
@@ -8,7 +9,7 @@ namespace potato {
 
 namespace {
 
-// Streams' workspaces, cuBLASLt's and NCCL's own memory: not in arenas, so it is left free.
+// The CUDA context's, cuBLASLt's and NCCL's own memory: not in arenas, so it is left free.
 constexpr std::int64_t reserve_bytes = std::int64_t{512} << 20;
 
 std::int64_t on_device(const OwnerBytes& bytes) {

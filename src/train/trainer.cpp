@@ -158,6 +158,12 @@ void Trainer::choose_device() {
   if (choice == DeviceChoice::cpu && precision == Precision::tf32) {
     problems.emplace_back("precision.dtype = tf32 rounds inputs of a GPU's matrix products; on the CPU choose fp32");
   }
+  const std::int64_t head_dim = config_.model.hidden_size / config_.model.num_heads;
+  constexpr std::int64_t most_head_dim = 256;
+  if (choice == DeviceChoice::cuda && head_dim > most_head_dim) {
+    problems.push_back(cat("model.hidden_size / model.num_heads = ", head_dim, ": heads on a GPU are at most ",
+                           most_head_dim, " wide; raise model.num_heads, or choose run.device = cpu"));
+  }
   if (choice == DeviceChoice::cuda && precision == Precision::fp64) {
     problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32 or bf16");
   }
@@ -200,7 +206,8 @@ void Trainer::make_engine() {
         const auto end_job = [on_fatal = run_.on_fatal](const std::string& trouble) {
           on_fatal(std::make_exception_ptr(Error(trouble)));
         };
-        watch_ = std::make_shared<NcclWatch>(engine_->grid().all(), deadline_s, end_job);
+        const auto all = engine_->grid().all();
+        watch_ = std::make_shared<NcclWatch>(std::vector<Communicator*>(all.begin(), all.end()), deadline_s, end_job);
       }
       return;
     }

@@ -3,7 +3,6 @@
 #include <mpi.h>
 
 #include <cstdio>
-#include <cstring>
 #include <vector>
 
 #include "potato/comm/gpu_topology.hpp"
@@ -65,7 +64,11 @@ T number(int value) {
 
 template <typename T>
 bool same(T a, T b) {
-  return std::memcmp(&a, &b, sizeof(T)) == 0;
+  if constexpr (is_half<T>) {
+    return a.bits == b.bits;
+  } else {
+    return a == b;
+  }
 }
 
 // Sums stay below 256: exact in bfloat16 too.

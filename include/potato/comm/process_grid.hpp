@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,7 +53,7 @@ struct GridCommunicators {
   bool is_last_stage() const noexcept { return at.pipeline == shape.pipeline - 1; }
 
   // All of them: for check_async() at the end of a step, and for NcclWatch.
-  std::vector<Communicator*> all() const {
+  std::array<Communicator*, 5> all() const {
     return {tensor.get(), data.get(), pipeline.get(), embedding.get(), world.get()};
   }
 };

@@ -91,8 +91,8 @@ class Stream {
  public:
   Stream(Device device, StreamOptions options);
   ~Stream();  // waits for the queue; a kept error is logged, never thrown
-  Stream(Stream&&) noexcept;
-  Stream& operator=(Stream&&) = delete;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
 
   Device device() const noexcept { return device_; }
   int threads() const noexcept { return threads_; }

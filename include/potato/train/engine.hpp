@@ -118,8 +118,9 @@ class Engine {
   std::array<TensorView, num_state_tensors> device_state() const {
     return {registry_.master(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
   }
-  // The times of what the streams did since the last call; they must be idle.
-  PhaseTimes collect_times();
+  // Waits for the streams, throws where a communicator is in trouble, and gives the times of what was done since the
+  // last call.
+  PhaseTimes settle();
   void send_batch(int buffer);
   // Fills next_ from logits_, both on the host.
   void choose_tokens(const ChooseToken& choose);

@@ -72,10 +72,10 @@ class Trainer {
   std::string binding_;              // what was done about this rank's cores
   std::unique_ptr<Dataset> data_;
   OwnerBytes planned_{};
+  OperationProfile profile_;  // of the last step, where log.operation_times asks for it
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine
   std::unique_ptr<Reporter> reporter_;
-  OperationProfile profile_;         // of the last step, where log.operation_times asks for it
   std::int64_t step_ = 0;            // updates done
   std::int64_t next_sample_ = 0;     // global sample number of the next step's first sample
   std::int64_t tokens_ = 0;          // seen

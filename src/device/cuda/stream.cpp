@@ -74,7 +74,8 @@ class CudaStream final : public StreamBackend {
   void enqueue_host(void (*invoke)(void*), const void* closure, std::size_t bytes) override {
     if (!queue_) start_queue();
     const std::uint32_t number = ++num_host_tasks_;
-    // Twice as many events as the queue has room for thirds of tasks: none is recorded again before its task has run.
+    // A task takes three of the queue's slots: of so many events as slots none is recorded again before its task has
+    // run.
     const cudaEvent_t reached = host_events_[number % host_events_.size()]->get();
     PC_CUDA(cudaEventRecord(reached, stream_));
     queue_->push_always([reached] { PC_CUDA(cudaEventSynchronize(reached)); });
@@ -92,12 +93,12 @@ class CudaStream final : public StreamBackend {
   }
 
   void wait(Event& event) override {
+    PC_CHECK(event.native_ || event.recorded_ == 0, "the event was recorded on a CPU stream");
     if (event.native_) PC_CUDA(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(*event.native_).get(), 0));
   }
 
   void synchronize() override {
-    if (names_one_) nvtxRangePop();
-    names_one_ = false;
+    end_range();
     PC_CUDA(cudaStreamSynchronize(stream_));
     if (queue_) queue_->synchronize();
     resolve_marks();
@@ -118,11 +119,11 @@ class CudaStream final : public StreamBackend {
   }
 
   void name_operation(const char* function) override {
-    if (names_one_) nvtxRangePop();
+    end_range();
     const auto [place, is_new] = names_.try_emplace(function);
     if (is_new) place->second = operation_name(function);
-    nvtxRangePushA(place->second.c_str());
-    names_one_ = true;
+    range_ = nvtxRangeStartA(place->second.c_str());  // not push and pop: two streams' ranges overlap on one thread
+    has_range_ = true;
   }
 
   void* native_handle() const override { return stream_; }
@@ -143,6 +144,11 @@ class CudaStream final : public StreamBackend {
     cudaEvent_t event = nullptr;
     double* time_s = nullptr;
   };
+
+  void end_range() {
+    if (has_range_) nvtxRangeEnd(range_);
+    has_range_ = false;
+  }
 
   void start_queue() {
     wait_value_ = find_wait_value();
@@ -180,7 +186,8 @@ class CudaStream final : public StreamBackend {
   std::uint32_t* flag_ = nullptr;  // number of the last host task that has run
   std::uint32_t num_host_tasks_ = 0;
   std::unordered_map<const char*, std::string> names_;  // of operations, for NVTX
-  bool names_one_ = false;                              // an NVTX range is open
+  nvtxRangeId_t range_ = 0;                             // the open one
+  bool has_range_ = false;
   std::vector<Mark> marks_;
   std::size_t num_marks_ = 0;
   cudaEvent_t base_ = nullptr;

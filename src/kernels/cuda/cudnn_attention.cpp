@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "potato/core/allocations.hpp"
 #include "potato/core/narrow.hpp"
 #include "potato/device/cuda.hpp"
 
@@ -619,6 +620,7 @@ void CudnnAttention::forward(ConstTensorView qkv, TensorView y, TensorView lse, 
                              Stream& stream) {
   if (y.num_elems() == 0) return;
   PC_CHECK(y.dtype == qkv.dtype && lse.dtype == DType::f32);
+  const LibraryScope library;  // descriptors are made for each call
   const std::lock_guard lock(state_->mutex);
   const Plan& plan = state_->plan(shape, qkv.dtype, AttentionPass::forward, false);
   const PackedAddresses in(qkv, shape);
@@ -636,6 +638,7 @@ void CudnnAttention::backward(ConstTensorView dy, ConstTensorView qkv, ConstTens
                               TensorView dqkv, const AttentionShape& shape, bool deterministic, Stream& stream) {
   if (dy.num_elems() == 0) return;
   PC_CHECK(y.dtype == qkv.dtype && dy.dtype == qkv.dtype && dqkv.dtype == qkv.dtype && lse.dtype == DType::f32);
+  const LibraryScope library;
   const std::lock_guard lock(state_->mutex);
   const Plan& plan = state_->plan(shape, qkv.dtype, AttentionPass::backward, deterministic);
   const PackedAddresses in(qkv, shape), out(dqkv, shape);
