@@ -47,12 +47,14 @@ GpuTopology discover_gpus(const HostGroup& world, const Topology& topology) {
   GpuTopology gpus;
   gpus.world_rank = world.rank();
   std::vector<std::string> problems;
-  if (num_visible_gpus() == 0) {
-    const std::string& host = topology.host_of_rank[static_cast<std::size_t>(world.rank())];
-    problems.push_back(cat("run.device = cuda: rank ", world.rank(), " on ", host,
-                           with_cuda ? " sees no GPU (driver, CUDA_VISIBLE_DEVICES, --gpus-per-task); use "
-                                       "run.device = cpu, or give each rank a GPU"
-                                     : " runs a program that was built without CUDA"));
+  if (!with_cuda) {
+    problems.emplace_back(
+        "run.device = cuda: this program was built without CUDA; build with the preset cuda, or use run.device = cpu");
+  } else if (num_visible_gpus() == 0) {
+    problems.push_back(cat(
+        "run.device = cuda: rank ", world.rank(), " on ", topology.host_of_rank[static_cast<std::size_t>(world.rank())],
+        " sees no GPU (driver, CUDA_VISIBLE_DEVICES, --gpus-per-task); use run.device = cpu, or give "
+        "each rank a GPU"));
   }
   world.agree(problems);
   if constexpr (with_cuda) gpus.place = cuda::select_device(topology.local_rank);

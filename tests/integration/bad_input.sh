@@ -50,6 +50,15 @@ title="key without a value"
 launch_alone "$base" --train.steps
 mistake 'train.steps needs a value'
 
+# --- the device ---
+title="a GPU where none is visible"
+CUDA_VISIBLE_DEVICES='' launch_alone "$base" --run.device=cuda
+mistake 'run.device = cuda: .*use run.device = cpu'
+
+title="what only a GPU does, on the CPU"
+launch 2 "$base" --run.device=cpu --precision.dtype=tf32 --kernels.attention=cudnn
+mistake 'precision.dtype = tf32 .*choose fp32' 'kernels.attention = cudnn: the run is on CPU ranks'
+
 # --- the grid ---
 title="tensor ranks that do not divide the heads"
 launch 3 "$base" --parallel.tensor=3

@@ -76,6 +76,18 @@ __device__ __forceinline__ T from_float(float x) {
   }
 }
 
+// Two values as stored 16-bit numbers, the first in the low half; one instruction.
+template <typename S>
+__device__ __forceinline__ unsigned pair_bits(float low, float high) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+  }
+}
+
 // Elements of T that one 16-byte access moves.
 template <typename T>
 inline constexpr int vector_elems = 16 / static_cast<int>(sizeof(T));

@@ -36,18 +36,6 @@ __device__ __forceinline__ void widen(const Pack<S, N>& pack, int valid, float (
   }
 }
 
-// Two values as stored 16-bit numbers, the first in the low half; one instruction.
-template <typename S>
-__device__ __forceinline__ unsigned pair_bits(float low, float high) {
-  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-  }
-}
-
 // Stores N values by one access. In assembly, since the compiler takes some of these stores apart.
 template <int N, typename S>
 __device__ __forceinline__ void store_values(S* address, const float (&values)[N]) {

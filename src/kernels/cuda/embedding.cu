@@ -38,18 +38,6 @@ __device__ __forceinline__ void load_floats(const T* from, int valid, float (&ou
   }
 }
 
-// Two values as stored 16-bit numbers, the first in the low half; one instruction.
-template <typename S>
-__device__ __forceinline__ unsigned pair_bits(float low, float high) {
-  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&pair);
-  }
-}
-
 // Pairs of 16-bit values are put together here: the compiler stores a struct of them in parts.
 template <int N, bool vector, typename T>
 __device__ __forceinline__ void store_floats(T* to, int valid, const float (&values)[N]) {
