@@ -10,6 +10,9 @@ PRESET ?= $(if $(GPU),cuda,cpu)
 BUILD  := $(if $(filter cuda,$(PRESET)),build-cuda,build)
 CORPUS := data/corpus.txt
 
+# Hundreds of lines "Entering directory" help nobody.
+MAKEFLAGS += --no-print-directory
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run test test-all build deps corpus configure bench format lint clean
