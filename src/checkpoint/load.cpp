@@ -98,8 +98,8 @@ std::vector<std::string> schema_problems(hid_t file, const std::string& path, co
   return problems;
 }
 
-void read_pieces(hid_t file, const ParameterRegistry& registry, std::span<const TensorGroup> groups) {
-  for_each_piece(file, registry, groups, true, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
+void read_pieces(hid_t file, std::span<const TensorGroup> groups) {
+  for_each_piece(file, groups, true, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
     PC_H5(H5Dread(dataset, memory_type(values.dtype), memory, place, H5P_DEFAULT, values.data));
   });
 }
@@ -137,10 +137,9 @@ CheckpointInfo read_checkpoint_info(const std::string& path, const HostGroup& gr
   return info;
 }
 
-void load_checkpoint(const std::string& path, const HostGroup& group, const ParameterRegistry& registry,
-                     std::span<const TensorGroup> groups) {
+void load_checkpoint(const std::string& path, const HostGroup& group, std::span<const TensorGroup> groups) {
   const LibraryScope library;
-  const TensorShapes wanted = gather_shapes(group, registry);
+  const TensorShapes wanted = gather_shapes(group, groups);
   read_agreed(group, path, [&] {
     if (group.rank() != 0) return;
     const H5File file = open_to_read(path);
@@ -149,7 +148,7 @@ void load_checkpoint(const std::string& path, const HostGroup& group, const Para
   });
   read_agreed(group, path, [&] {
     const H5File file = open_to_read(path);
-    read_pieces(file.get(), registry, groups);
+    read_pieces(file.get(), groups);
   });
 }
 

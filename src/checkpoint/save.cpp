@@ -86,7 +86,7 @@ void create_file(const fs::path& path, const TensorShapes& shapes, std::span<con
   PC_H5(H5Pset_fill_time(layout.get(), H5D_FILL_TIME_NEVER));
   PC_H5(H5Pset_alloc_time(layout.get(), H5D_ALLOC_TIME_EARLY));
   for (const TensorGroup& group : groups) {
-    const hid_t type = group.flat.dtype == DType::f64 ? H5T_IEEE_F64LE : H5T_IEEE_F32LE;
+    const hid_t type = group.dtype == DType::f64 ? H5T_IEEE_F64LE : H5T_IEEE_F32LE;
     for (const auto& [name, shape] : shapes) {
       const std::array<hsize_t, 2> dims = {static_cast<hsize_t>(shape[0]), static_cast<hsize_t>(shape[1])};
       const H5Space space(PC_H5(H5Screate_simple(shape.num_dims(), dims.data(), nullptr)));
@@ -99,8 +99,8 @@ void create_file(const fs::path& path, const TensorShapes& shapes, std::span<con
 }
 
 // Independent transfers of this rank's pieces.
-void write_pieces(hid_t file, const ParameterRegistry& registry, std::span<const TensorGroup> groups) {
-  for_each_piece(file, registry, groups, false, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
+void write_pieces(hid_t file, std::span<const TensorGroup> groups) {
+  for_each_piece(file, groups, false, [](hid_t dataset, hid_t memory, hid_t place, const TensorView& values) {
     PC_H5(H5Dwrite(dataset, memory_type(values.dtype), memory, place, H5P_DEFAULT, values.data));
   });
 }
@@ -159,8 +159,8 @@ void commit(const fs::path& folder, const fs::path& temporary, const fs::path& f
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& folder, const HostGroup& group, const ParameterRegistry& registry,
-                            std::span<const TensorGroup> groups, const CheckpointInfo& info, bool writes_pieces) {
+std::string save_checkpoint(const std::string& folder, const HostGroup& group, std::span<const TensorGroup> groups,
+                            const CheckpointInfo& info) {
   const LibraryScope library;
   silence_h5();
   std::array<char, 24> name{};
@@ -169,17 +169,24 @@ std::string save_checkpoint(const std::string& folder, const HostGroup& group, c
   const fs::path temporary = final_path.string() + ".tmp";
   const fs::path file_path = temporary / checkpoint_file_name;
   const bool is_root = group.rank() == 0;
-  const TensorShapes shapes = gather_shapes(group, registry);
+  const TensorShapes shapes = gather_shapes(group, groups);
   std::int64_t num_elems = 0;
   for (const auto& [tensor, shape] : shapes) num_elems += shape.num_elems();
-  const double num_written = group.sum(writes_pieces ? static_cast<double>(registry.num_owned_elems()) : 0);
-  PC_CHECK(num_written == static_cast<double>(num_elems), "owners write ", num_written, " of ", num_elems, " elements");
+  for (const TensorGroup& tensors : groups) {
+    double num_own = 0;
+    for (const StoredPiece& stored : tensors.pieces) {
+      if (stored.is_written) num_own += static_cast<double>(stored.piece.num_elems());
+    }
+    const double num_written = group.sum(num_own);
+    PC_CHECK(num_written == static_cast<double>(num_elems), tensors.prefix, ": owners write ", num_written, " of ",
+             num_elems, " elements");
+  }
   try {
     save_agreed(group, [&] {
       if (!is_root) return;
       std::int64_t needed_bytes = 1 << 20;
       for (const TensorGroup& tensors : groups) {
-        for (const auto& [tensor, shape] : shapes) needed_bytes += shape.num_elems() * dtype_bytes(tensors.flat.dtype);
+        for (const auto& [tensor, shape] : shapes) needed_bytes += shape.num_elems() * dtype_bytes(tensors.dtype);
       }
       fs::create_directories(folder);
       check_free_space(folder, needed_bytes);
@@ -193,9 +200,7 @@ std::string save_checkpoint(const std::string& folder, const HostGroup& group, c
     });
     H5File file;
     save_agreed(group, [&] { file = open_parallel(file_path, group.comm()); });
-    save_agreed(group, [&] {
-      if (writes_pieces) write_pieces(file.get(), registry, groups);
-    });
+    save_agreed(group, [&] { write_pieces(file.get(), groups); });
     // The flush reaches the disks of all hosts; the sync before the commit only that of rank 0.
     save_agreed(group, [&] { PC_H5(H5Fflush(file.get(), H5F_SCOPE_GLOBAL)); });
     save_agreed(group, [&] { PC_H5(H5Fclose(file.release())); });

@@ -5,12 +5,14 @@
 
 namespace potato {
 
-TensorShapes gather_shapes(const HostGroup& group, const ParameterRegistry& registry) {
+TensorShapes gather_shapes(const HostGroup& group, std::span<const TensorGroup> groups) {
+  TensorShapes own;
+  for (const TensorGroup& tensors : groups) {
+    for (const StoredPiece& stored : tensors.pieces) own.emplace(stored.piece.name, stored.piece.shape);
+  }
   std::ostringstream mine;
-  for (const Parameter& parameter : registry.parameters()) {
-    for (const Piece& piece : parameter.spec.pieces) {
-      mine << piece.name << ' ' << piece.shape.num_dims() << ' ' << piece.shape[0] << ' ' << piece.shape[1] << '\n';
-    }
+  for (const auto& [name, shape] : own) {
+    mine << name << ' ' << shape.num_dims() << ' ' << shape[0] << ' ' << shape[1] << '\n';
   }
   TensorShapes shapes;
   for (const std::string& text : group.all_gather(mine.str())) {

@@ -1,6 +1,7 @@
 #include "potato/comm/mpi_communicator.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "potato/comm/mpi_check.hpp"
 #include "potato/core/allocations.hpp"
@@ -93,12 +94,18 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
+  // Where this rank's shard of so many bytes lies in the whole.
+  const void* place_in(const ConstTensorView& full, std::int64_t shard_bytes) const {
+    return static_cast<const char*>(full.data) + rank() * shard_bytes;
+  }
+
   void do_all_gather(ConstTensorView shard, TensorView full, Stream& stream) override {
     const MPI_Datatype type = mpi_type(full.dtype);
     const int count = narrow<int>(shard.num_elems());
     stream.enqueue([this, shard, full, type, count] {
       const LibraryScope scope;
-      PC_MPI(MPI_Allgather(shard.data, count, type, full.data, count, type, comm_));
+      const bool in_place = shard.data == place_in(full, shard.num_bytes());
+      PC_MPI(MPI_Allgather(in_place ? MPI_IN_PLACE : shard.data, count, type, full.data, count, type, comm_));
     });
   }
 
@@ -107,7 +114,13 @@ class MpiCommunicator final : public Communicator {
     const int count = narrow<int>(shard.num_elems());
     stream.enqueue([this, full, shard, type, count, mpi_op = ops_.pick(full.dtype, ReduceOp::sum)] {
       const LibraryScope scope;
-      PC_MPI(MPI_Reduce_scatter_block(full.data, shard.data, count, type, mpi_op, comm_));
+      if (shard.data != place_in(full, shard.num_bytes())) {
+        PC_MPI(MPI_Reduce_scatter_block(full.data, shard.data, count, type, mpi_op, comm_));
+        return;
+      }
+      // In place MPI leaves the result at the start of the buffer.
+      PC_MPI(MPI_Reduce_scatter_block(MPI_IN_PLACE, const_cast<void*>(full.data), count, type, mpi_op, comm_));
+      std::memmove(shard.data, full.data, static_cast<std::size_t>(shard.num_bytes()));
     });
   }
 

@@ -1,5 +1,6 @@
 // The checks between keys, and what follows from keys and ranks.
 #include <algorithm>
+#include <cmath>
 
 #include "potato/config/config.hpp"
 #include "potato/core/error.hpp"
@@ -108,6 +109,54 @@ void check_pipeline(const Config& config, std::vector<std::string>& problems) {
   }
 }
 
+void check_zero(const ZeroConfig& zero, std::vector<std::string>& problems) {
+  const ZeroConfig defaults;
+  if (zero.allgather_bucket_size != defaults.allgather_bucket_size && zero.stage < 3) {
+    problems.push_back(cat("zero.allgather_bucket_size = ", zero.allgather_bucket_size,
+                           " has no effect with zero.stage = ", zero.stage,
+                           ", where no parameters are gathered; remove it, or use zero.stage = 3"));
+  }
+  if (zero.reduce_bucket_size != defaults.reduce_bucket_size && zero.stage == 3) {
+    problems.push_back(cat("zero.reduce_bucket_size = ", zero.reduce_bucket_size,
+                           " has no effect with zero.stage = 3, where each layer is a bucket; remove it"));
+  }
+  if (zero.offload_param == OffloadTarget::cpu && zero.stage < 3) {
+    problems.push_back(cat("zero.offload_param = cpu needs zero.stage = 3 (is ", zero.stage,
+                           "): before it every rank computes with whole parameters; zero.offload_optimizer = cpu works "
+                           "with any stage"));
+  }
+  if (zero.pin_memory && zero.offload_optimizer == OffloadTarget::none && zero.offload_param == OffloadTarget::none) {
+    problems.emplace_back(
+        "zero.pin_memory = true has no effect where nothing is offloaded; remove it, or use zero.offload_optimizer = "
+        "cpu");
+  }
+}
+
+void check_loss_scaling(const PrecisionConfig& precision, std::vector<std::string>& problems) {
+  const PrecisionConfig defaults;
+  const auto check = [&](const char* name, auto value, auto default_value, bool is_dynamic) {
+    if (value == default_value) return;
+    if (precision.dtype != Precision::fp16) {
+      problems.push_back(cat("precision.", name, " = ", value, " has no effect with precision.dtype = ",
+                             to_text(precision.dtype), ": only fp16 scales the loss; remove it"));
+    } else if (is_dynamic && precision.loss_scale > 0) {
+      problems.push_back(cat("precision.", name, " = ", value, " has no effect with the fixed precision.loss_scale = ",
+                             precision.loss_scale, "; remove it, or use precision.loss_scale = 0"));
+    }
+  };
+  check("loss_scale", precision.loss_scale, defaults.loss_scale, false);
+  check("initial_scale_power", precision.initial_scale_power, defaults.initial_scale_power, true);
+  check("loss_scale_window", precision.loss_scale_window, defaults.loss_scale_window, true);
+  check("hysteresis", precision.hysteresis, defaults.hysteresis, true);
+  check("min_loss_scale", precision.min_loss_scale, defaults.min_loss_scale, true);
+  check("consecutive_skips_limit", precision.consecutive_skips_limit, defaults.consecutive_skips_limit, false);
+  const double initial_scale = std::ldexp(1.0, static_cast<int>(precision.initial_scale_power));
+  if (precision.dtype == Precision::fp16 && precision.loss_scale == 0 && precision.min_loss_scale > initial_scale) {
+    problems.push_back(cat("precision.min_loss_scale = ", precision.min_loss_scale, " exceeds the first scale, 2 to ",
+                           "precision.initial_scale_power = ", precision.initial_scale_power, "; lower it"));
+  }
+}
+
 std::string valid_grids(std::int64_t num_ranks) {
   std::string text;
   for (std::int64_t tensor = 1; tensor <= num_ranks; ++tensor) {
@@ -125,6 +174,8 @@ std::vector<std::string> check_config(const Config& config, std::int64_t num_ran
   check_model(config, problems);
   check_rest(config, problems);
   check_pipeline(config, problems);
+  check_zero(config.zero, problems);
+  check_loss_scaling(config.precision, problems);
   const std::int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (num_ranks % model_ranks != 0) {
     problems.push_back(cat("parallel.tensor (", config.parallel.tensor, ") x parallel.pipeline (",

@@ -28,10 +28,14 @@ const Names<Recompute> recompute_names = {
 const Names<LearningRateSchedule> rate_names = {{LearningRateSchedule::constant, "constant"},
                                                 {LearningRateSchedule::linear, "linear"},
                                                 {LearningRateSchedule::cosine, "cosine"}};
-const Names<Precision> precision_names = {
-    {Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp64, "fp64"}};
+const Names<Precision> precision_names = {{Precision::fp32, "fp32"},
+                                          {Precision::tf32, "tf32"},
+                                          {Precision::bf16, "bf16"},
+                                          {Precision::fp16, "fp16"},
+                                          {Precision::fp64, "fp64"}};
 const Names<AttentionKernel> attention_names = {
     {AttentionKernel::automatic, "auto"}, {AttentionKernel::own, "own"}, {AttentionKernel::cudnn, "cudnn"}};
+const Names<OffloadTarget> offload_names = {{OffloadTarget::none, "none"}, {OffloadTarget::cpu, "cpu"}};
 
 template <typename Enum>
 std::string name_of(const Names<Enum>& names, Enum value) {
@@ -209,8 +213,18 @@ std::vector<ConfigKey> make_keys() {
       PC_TEXT(run, dir, "path", "Folder of the run: checkpoints, cache and samples."),
       PC_BOOLEAN(run, deterministic, "Repeat a step bitwise on the same grid and machine. CPU runs always do."),
       PC_POSITIVE(run, abort_timeout_s, "s", "A job with a failed rank has ended after this time."),
+      PC_INTEGER(
+          run, host_memory_bytes, 0, "bytes",
+          "Memory of the host that its ranks may use together. 0: the limit of the cgroup (container, Slurm job), "
+          "else all of the host's memory."),
       PC_INTEGER(run, debug_stream_delay_us, 0, "us",
                  "For tests: tasks of CPU streams start after a random delay of up to this."),
+      PC_NOT_NEGATIVE(
+          run, debug_link_gb_per_s, "GB/s",
+          "For tests and benchmarks: messages of CPU ranks on the data axis take at least as long as on such "
+          "a link. 0: off."),
+      PC_INTEGER(run, debug_overflow_step, 0, "step",
+                 "For tests: the loss gradient of this step is infinite. 0: never."),
 
       PC_TEXT(model, family, "gpt2", "Architecture."),
       PC_BOUNDED(model, num_layers, 1, 100'000, "layers", "Transformer layers."),
@@ -232,9 +246,22 @@ std::vector<ConfigKey> make_keys() {
       PC_CHOICE(parallel, schedule, schedule_names, "Pipeline schedule."),
       PC_BOUNDED(parallel, virtual_chunks, 1, 1'000, "chunks",
                  "Layer chunks of a stage; more than 1 with interleaved only."),
-      PC_INTEGER(parallel, bucket_size, 1, "elements",
-                 "Gradients are reduced over the data axis in buckets of this size."),
-      PC_BOOLEAN(parallel, overlap_grad_reduce, "Reduce buckets while backward still runs."),
+
+      PC_BOUNDED(zero, stage, 0, 3, "",
+                 "What the data ranks split between them. 0: nothing, every rank holds all; 1: master weights and "
+                 "moments; 2: gradients too; 3: parameters too, which are gathered layer by layer."),
+      PC_INTEGER(
+          zero, reduce_bucket_size, 1, "elements",
+          "Gradients are reduced over the data axis in buckets of this size; at stage 2 whole layers up to about "
+          "that many. No effect at stage 3, where each layer is a bucket."),
+      PC_INTEGER(zero, allgather_bucket_size, 0, "elements",
+                 "Stage 3: parameters that are gathered ahead of their use, at least one layer. 0: one layer."),
+      PC_BOOLEAN(zero, overlap_comm, "Reduce and gather beside computation."),
+      PC_CHOICE(zero, offload_optimizer, offload_names,
+                "cpu: master weights and moments lie in host memory and are updated there, at any stage."),
+      PC_CHOICE(zero, offload_param, offload_names, "cpu: at stage 3 the parameters' shards lie in host memory."),
+      PC_BOOLEAN(zero, pin_memory,
+                 "Host memory of the offloaded state is pinned (page-locked), so that copies run at full speed."),
 
       PC_TEXT(data, path, "files, globs",
               "Text files, or token files (.bin of llm.c or nanoGPT); several separated by commas."),
@@ -266,9 +293,20 @@ std::vector<ConfigKey> make_keys() {
 
       PC_CHOICE(
           precision, dtype, precision_names,
-          "Of weights and activations. bf16: beside fp32 master weights, gradients and moments; on the CPU 16-bit "
-          "values are stored as such and computed in fp32. tf32: fp32 whose matrix products round their inputs "
-          "(GPU only). fp64: CPU only."),
+          "Of weights and activations. bf16, fp16: beside fp32 master weights, gradients and moments; on the CPU "
+          "16-bit "
+          "values are stored as such and computed in fp32. fp16: with loss scaling. tf32: fp32 whose matrix products "
+          "round their inputs (GPU only). fp64: CPU only."),
+      PC_NOT_NEGATIVE(precision, loss_scale, "",
+                      "fp16: factor of the loss, so that small gradients do not vanish. 0: dynamic; the keys below."),
+      PC_BOUNDED(precision, initial_scale_power, 0, 62, "", "fp16: the dynamic scale starts at 2 to this power."),
+      PC_INTEGER(precision, loss_scale_window, 1, "steps",
+                 "fp16: after so many steps without overflow the dynamic scale doubles."),
+      PC_INTEGER(precision, hysteresis, 1, "steps",
+                 "fp16: so many overflows halve the dynamic scale; it is full again when the scale doubles."),
+      PC_POSITIVE(precision, min_loss_scale, "", "fp16: the dynamic scale is never less."),
+      PC_INTEGER(precision, consecutive_skips_limit, 1, "steps",
+                 "fp16: the run ends after so many steps in a row that overflowed and were skipped."),
 
       PC_CHOICE(kernels, attention, attention_names,
                 "What computes attention on a GPU. own: our kernels; cudnn: cuDNN's (16-bit, no dropout); auto: by a "
@@ -314,6 +352,28 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// The key with the smallest edit distance.
+const ConfigKey& nearest_key(std::string_view full_name) {
+  return *std::min_element(config_keys().begin(), config_keys().end(), [&](const ConfigKey& a, const ConfigKey& b) {
+    return edit_distance(full_name, a.full_name()) < edit_distance(full_name, b.full_name());
+  });
+}
+
+// Keys of other programs, and of our own past, with what is there instead. A name that ends in '.' is a section.
+const std::vector<std::pair<std::string, std::string>> keys_elsewhere = {
+    {"parallel.bucket_size", "it is zero.reduce_bucket_size here"},
+    {"parallel.overlap_grad_reduce", "it is zero.overlap_comm here"},
+    {"zero.contiguous_gradients", "gradients always lie in contiguous buckets here; remove it"},
+    {"zero.round_robin_gradients",
+     "shards are equal parts of each bucket, so no gradients need dealing out; remove it"},
+    {"zero.stage3_prefetch_bucket_size", "it is zero.allgather_bucket_size here"},
+    {"zero.cpu_offload", "it is zero.offload_optimizer = cpu here"},
+    {"zero_optimization.", "the section is [zero] here"},
+    {"fp16.enabled", "it is precision.dtype = fp16 here"},
+    {"fp16.", "loss scaling is in [precision] here, with precision.dtype = fp16"},
+    {"bf16.", "it is precision.dtype = bf16 here"},
+};
+
 }  // namespace
 
 const std::vector<ConfigKey>& config_keys() {
@@ -328,10 +388,11 @@ const ConfigKey* find_key(std::string_view full_name) {
   return nullptr;
 }
 
-const ConfigKey& nearest_key(std::string_view full_name) {
-  return *std::min_element(config_keys().begin(), config_keys().end(), [&](const ConfigKey& a, const ConfigKey& b) {
-    return edit_distance(full_name, a.full_name()) < edit_distance(full_name, b.full_name());
-  });
+std::string advice_for_unknown(std::string_view full_name) {
+  for (const auto& [name, advice] : keys_elsewhere) {
+    if (name.back() == '.' ? full_name.substr(0, name.size()) == name : full_name == name) return advice;
+  }
+  return cat("did you mean ", nearest_key(full_name).full_name(), "?");
 }
 
 std::string to_text(DeviceChoice value) { return name_of(device_names, value); }
@@ -340,5 +401,6 @@ std::string to_text(Recompute value) { return name_of(recompute_names, value); }
 std::string to_text(LearningRateSchedule value) { return name_of(rate_names, value); }
 std::string to_text(Precision value) { return name_of(precision_names, value); }
 std::string to_text(AttentionKernel value) { return name_of(attention_names, value); }
+std::string to_text(OffloadTarget value) { return name_of(offload_names, value); }
 
 }  // namespace potato

@@ -28,7 +28,7 @@ const std::vector<ConfigKey>& config_keys();
 // nullptr where there is no such key.
 const ConfigKey* find_key(std::string_view full_name);
 
-// The key with the smallest edit distance.
-const ConfigKey& nearest_key(std::string_view full_name);
+// What to do about a key that does not exist: where it is here, or the nearest key.
+std::string advice_for_unknown(std::string_view full_name);
 
 }  // namespace potato

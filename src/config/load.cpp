@@ -62,8 +62,8 @@ void apply(Config& config, const std::string& place, const std::string& name, co
            std::vector<std::string>& problems) {
   const ConfigKey* key = find_key(name);
   if (key == nullptr) {
-    problems.push_back(cat(place, ": unknown key ", name, " = ", value, "; did you mean ",
-                           nearest_key(name).full_name(), "? (potatochat --help lists all keys)"));
+    problems.push_back(cat(place, ": unknown key ", name, " = ", value, "; ", advice_for_unknown(name),
+                           " (potatochat --help lists all keys)"));
   } else if (!key->set(config, value)) {
     problems.push_back(cat(place, ": ", name, " = ", value, " is not valid: ", key->valid, " is needed",
                            key->unit.empty() ? "" : " (" + key->unit + ")"));

@@ -67,4 +67,9 @@ void adamw(TensorView weight, TensorView working_copy, ConstTensorView gradient,
   }
 }
 
+void adamw_on_host(TensorView weight, TensorView working_copy, ConstTensorView gradient, TensorView exp_avg,
+           TensorView exp_avg_sq, ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream) {
+  adamw(weight, working_copy, gradient, exp_avg, exp_avg_sq, squared_norm, settings, stream);
+}
+
 }  // namespace potato

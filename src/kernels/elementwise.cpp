@@ -22,6 +22,16 @@ void fill(TensorView x, double value, Stream& stream) {
   });
 }
 
+void zero(TensorView x, Stream& stream) {
+  const bool is_beside = x.device.kind == DeviceKind::cpu && stream.device().kind == DeviceKind::cuda;
+  if (!is_beside) return fill(x, 0, stream);
+  stream.account(0, static_cast<double>(x.num_bytes()));
+  dispatch_float(x.dtype, [&](auto none) {
+    using S = decltype(none);
+    stream.enqueue([p = x.as<S>(), num_elems = x.num_elems()] { cpu::fill(p, S{}, num_elems); });
+  });
+}
+
 void copy(ConstTensorView source, TensorView destination, Stream& stream) {
   check_device(stream, source);
   check_device(stream, destination);

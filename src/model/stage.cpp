@@ -33,32 +33,41 @@ Stage::Stage(const LayerContext& ctx, const Config& config, const GridCommunicat
   const std::int64_t num_chunks = config.parallel.virtual_chunks;
   const std::vector<std::int64_t> boundaries = layer_boundaries(config, num_stages * num_chunks);
   const bool tied = config.model.tie_embeddings;
+  // A chunk's layers finish backward one after another and form a group, with the embedding in the first. The head's
+  // backward runs in its forward, and the tied weight is used at both ends: each is a group of its own.
+  ParameterRegistry& registry = ctx_.registry;
+  const int head_group = static_cast<int>(num_chunks);
   Parameter* tokens = nullptr;
+  if (tied && (grid.is_first_stage() || grid.is_last_stage())) {
+    const int unit = registry.begin_unit(head_group + 1);
+    tokens = &declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size, hidden_size_, Sharing::tied,
+                                        grid.is_first_stage());
+    if (grid.is_first_stage() && grid.is_last_stage()) registry.add_use(*tokens);
+    if (grid.is_first_stage()) embedding_units_.push_back(unit);
+    if (grid.is_last_stage()) head_units_.push_back(unit);
+  }
   if (grid.is_first_stage()) {
-    tokens = &declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size, hidden_size_,
-                                        tied ? Sharing::tied : Sharing::sharded, true);
-    embedding_.emplace(ctx_, config.model, *tokens);
+    embedding_units_.push_back(registry.begin_unit(0));
+    Parameter& weight = tied ? *tokens
+                             : declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size,
+                                                         hidden_size_, Sharing::sharded, true);
+    embedding_.emplace(ctx_, config.model, weight);
   }
   for (std::int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const auto v = static_cast<std::size_t>(chunk * num_stages + grid.at.pipeline);
     Chunk& layers = chunks_.emplace_back();
     layers.first_layer = boundaries[v];
     for (std::int64_t i = boundaries[v]; i < boundaries[v + 1]; ++i) {
+      layers.units.push_back(registry.begin_unit(static_cast<int>(chunk)));
       layers.blocks.emplace_back(ctx_, cat("layers.", i), config.model);
     }
   }
   if (grid.is_last_stage()) {
-    Parameter* weight = tokens;
-    if (!tied) {
-      weight = &declare_vocabulary_weight(ctx_, "head.weight", config.model.vocab_size, hidden_size_, Sharing::sharded,
-                                          true);
-    } else if (tokens != nullptr) {
-      ctx_.registry.add_use(*tokens);
-    } else {
-      weight = &declare_vocabulary_weight(ctx_, "tok_embed.weight", config.model.vocab_size, hidden_size_,
-                                          Sharing::tied, false);
-    }
-    head_.emplace(ctx_, config.model, *weight, config.train.loss_chunk_tokens);
+    head_units_.push_back(registry.begin_unit(head_group));
+    Parameter& weight = tied ? *tokens
+                             : declare_vocabulary_weight(ctx_, "head.weight", config.model.vocab_size, hidden_size_,
+                                                         Sharing::sharded, true);
+    head_.emplace(ctx_, config.model, weight, config.train.loss_chunk_tokens);
   }
   saved_.resize(static_cast<std::size_t>(max_alive));
   std::size_t most_blocks = 0;
@@ -91,24 +100,46 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
   Saved& saved = claim(chunk, micro_batch);
   timers_.forward.start(ctx_.stream);
-  Tensor x = is_first(chunk) ? embedding_->forward(ctx_, batch) : std::move(input);
-  const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const bool is_end = i + 1 == blocks.size();
-    const NextNorm next =
-        is_end ? NextNorm{} : NextNorm{&blocks[i + 1].first_norm(), &saved.blocks[i + 1].attention.norm};
-    x = blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
+  Tensor x = is_first(chunk) ? embed(batch) : std::move(input);
+  const Chunk& layers = chunks_[static_cast<std::size_t>(chunk)];
+  // A block may do the first norm of the next; not where that block's weights are not there yet.
+  const bool fuses_next = !ctx_.registry.shards_weights();
+  for (std::size_t i = 0; i < layers.blocks.size(); ++i) {
+    const bool is_end = i + 1 == layers.blocks.size();
+    const NextNorm next = is_end || !fuses_next ? NextNorm{}
+                                                : NextNorm{&layers.blocks[i + 1].first_norm(),
+                                                           &saved.blocks[i + 1].attention.norm};
+    enter({&layers.units[i], 1}, false);
+    x = layers.blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
+    leave({&layers.units[i], 1});
   }
   if (is_last(chunk)) {
+    enter(head_units_, batch.training);
     if (batch.logits_position >= 0) {
       logits_ = head_->logits_at(ctx_, batch, x, batch.logits_position);
     } else {
       saved.head_gradient = head_->forward(ctx_, batch, std::move(x));
     }
+    leave(head_units_);
     x = Tensor();
   }
   if (!batch.training) saved.chunk = -1;
   timers_.forward.stop(ctx_.stream);
+  return x;
+}
+
+void Stage::enter(std::span<const int> units, bool backward) {
+  for (const int unit : units) ctx_.registry.enter(unit, backward);
+}
+
+void Stage::leave(std::span<const int> units) {
+  for (const int unit : units) ctx_.registry.leave(unit);
+}
+
+Tensor Stage::embed(const MicroBatch& batch) {
+  enter(embedding_units_, false);
+  Tensor x = embedding_->forward(ctx_, batch);
+  leave(embedding_units_);
   return x;
 }
 
@@ -117,17 +148,34 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
   Saved& saved = find(chunk, micro_batch);
   timers_.backward.start(ctx_.stream);
   Tensor gradient = is_last(chunk) ? std::move(saved.head_gradient) : std::move(output_gradient);
-  const auto& blocks = chunks_[static_cast<std::size_t>(chunk)].blocks;
-  for (std::size_t i = blocks.size(); i-- > 0;) {
-    gradient = blocks[i].backward(ctx_, batch, std::move(gradient), saved.blocks[i]);
+  const Chunk& layers = chunks_[static_cast<std::size_t>(chunk)];
+  for (std::size_t i = layers.blocks.size(); i-- > 0;) {
+    enter({&layers.units[i], 1}, true);
+    gradient = layers.blocks[i].backward(ctx_, batch, std::move(gradient), saved.blocks[i]);
+    leave({&layers.units[i], 1});
   }
   if (is_first(chunk)) {
+    enter(embedding_units_, true);
     embedding_->backward(ctx_, batch, std::move(gradient));
+    leave(embedding_units_);
     gradient = Tensor();
   }
   saved.chunk = -1;
   timers_.backward.stop(ctx_.stream);
   return gradient;
+}
+
+void Stage::append_uses(const Pass& pass, std::vector<int>& uses) const {
+  const std::vector<int>& blocks = chunks_[static_cast<std::size_t>(pass.chunk)].units;
+  const auto append = [&uses](const std::vector<int>& units) { uses.insert(uses.end(), units.begin(), units.end()); };
+  if (pass.kind == PassKind::forward) {
+    if (is_first(pass.chunk)) append(embedding_units_);
+    append(blocks);
+    if (is_last(pass.chunk)) append(head_units_);
+  } else {
+    uses.insert(uses.end(), blocks.rbegin(), blocks.rend());
+    if (is_first(pass.chunk)) append(embedding_units_);
+  }
 }
 
 std::string Stage::describe() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <limits>
 
 #include "potato/kernels/attention.hpp"
 #include "potato/kernels/elementwise.hpp"
@@ -11,6 +12,9 @@
 namespace potato {
 
 namespace {
+
+// In a checkpoint, in the order of Engine::state_blocks().
+constexpr std::array<const char*, 3> state_prefixes = {"/model", "/optimizer/exp_avg", "/optimizer/exp_avg_sq"};
 
 Schedule make_schedule(const Config& config, int num_stages, int num_micro_batches) {
   switch (config.parallel.schedule) {
@@ -39,6 +43,8 @@ DType storage_dtype(Precision precision) {
       return DType::f64;
     case Precision::bf16:
       return DType::bf16;
+    case Precision::fp16:
+      return DType::f16;
     case Precision::fp32:
     case Precision::tf32:
       return DType::f32;
@@ -74,6 +80,34 @@ StreamOptions stream_options(const Config& config, const GridCommunicators& grid
   return options;
 }
 
+// Grows in the order in which backward comes to a parameter: layers from the last, in each as its storage is ordered.
+std::int64_t backward_place(const ModelConfig& model, const Parameter& parameter) {
+  constexpr std::string_view layer_prefix = "layers.";
+  constexpr std::int64_t most_elems = std::int64_t{1} << 40;
+  const std::string& name = parameter.spec.name;
+  std::int64_t layers_before = 0;  // the head, and the weight that it shares
+  if (name.starts_with(layer_prefix)) {
+    layers_before = model.num_layers - std::stoll(name.substr(layer_prefix.size()));
+  } else if (name.find("embed") != std::string::npos && parameter.spec.sharing != Sharing::tied) {
+    layers_before = model.num_layers + 1;
+  }
+  return layers_before * most_elems + parameter.flat_offset_elems;
+}
+
+StorageOptions storage_options(const Config& config, const GridCommunicators& grid) {
+  StorageOptions options;
+  options.dtype = storage_dtype(config.precision.dtype);
+  options.bucket_elems = config.zero.reduce_bucket_size;
+  options.zero_stage = static_cast<int>(config.zero.stage);
+  options.shard = grid.at.data;
+  options.num_shards = static_cast<int>(grid.shape.data);
+  options.replicated_apart = config.parallel.sequence;
+  options.master_on_host = config.zero.offload_optimizer == OffloadTarget::cpu;
+  options.weights_on_host = config.zero.offload_param == OffloadTarget::cpu;
+  options.master_apart = options.master_on_host || options.weights_on_host;
+  return options;
+}
+
 }  // namespace
 
 Engine::Engine(const Config& config, GridCommunicators grid, Device device, const OwnerBytes& capacity,
@@ -87,11 +121,13 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
       num_micro_batches_(potato::num_micro_batches(config, grid_.shape)),
       schedule_(make_schedule(config, static_cast<int>(grid_.shape.pipeline), static_cast<int>(num_micro_batches_))),
       forward_passes_(
-          forward_only(static_cast<int>(num_micro_batches_), static_cast<int>(config.parallel.virtual_chunks))) {
+          forward_only(static_cast<int>(num_micro_batches_), static_cast<int>(config.parallel.virtual_chunks))),
+      loss_scaler_(config.precision) {
   for (std::size_t i = 0; i < owner_names.size(); ++i) {
-    const bool is_host = static_cast<Owner>(i) == Owner::host;
-    const bool pins = is_host && device.kind == DeviceKind::cuda;
-    arenas_.emplace_back(pins ? Device{} : device, owner_names[i], capacity[i],
+    const auto owner = static_cast<Owner>(i);
+    const bool is_beside = is_on_host(owner) && device.kind == DeviceKind::cuda;
+    const bool pins = is_beside && (owner == Owner::host || config.zero.pin_memory);
+    arenas_.emplace_back(is_beside ? Device{} : device, owner_names[i], capacity[i],
                          pins ? HostMemory::pinned : HostMemory::pageable);
   }
   PC_CHECK(schedule_.num_chunks == config.parallel.virtual_chunks, "the schedule leaves chunks out");
@@ -115,13 +151,31 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
                          .dropout = config.model.dropout,
                          .seed = static_cast<std::uint64_t>(config.run.seed)};
   stage_.emplace(ctx, config_, grid_, max_alive);
-  registry_.allocate(arena(Owner::parameters), arena(Owner::gradients), arena(Owner::optimizer), dtype_,
-                     config.parallel.bucket_size);
+  const StorageOptions storage = storage_options(config, grid_);
+  Arena& offloaded = arena(Owner::offloaded);
+  registry_.allocate({storage.weights_on_host ? offloaded : arena(Owner::parameters), arena(Owner::gradients),
+                      storage.master_on_host ? offloaded : arena(Owner::master)},
+                     storage);
   registry_.initialize(static_cast<std::uint64_t>(config.run.seed), compute_);
   norm_ranges_ = ranges_in_norm(registry_, grid_);
-  optimizer_.emplace(config_.optimizer, registry_, arena(Owner::optimizer), compute_);
-  reducer_.emplace(registry_, grid_, compute_, communication_, config.parallel.sequence,
-                   config.parallel.overlap_grad_reduce);
+  optimizer_.emplace(config_.optimizer, registry_, storage.master_on_host ? offloaded : arena(Owner::moments), compute_,
+                     stream_options(config, grid_, "offload", on_stream_error));
+  const bool overlaps = config.zero.overlap_comm;
+  reducer_.emplace(registry_, grid_, compute_, communication_, arena(Owner::gradients), config.parallel.sequence,
+                   overlaps);
+  gatherer_.emplace(registry_, grid_, compute_, communication_, arena(Owner::parameters),
+                    WeightGatherer::Options{config.zero.allgather_bucket_size, overlaps});
+  registry_.set_unit_hooks({[this](int unit, bool backward) {
+                              gatherer_->enter(unit);
+                              if (backward) reducer_->enter(unit);
+                            },
+                            [this](int unit) { gatherer_->leave(unit); }});
+  for (const Pass& pass : schedule_.stages[static_cast<std::size_t>(grid_.at.pipeline)]) {
+    stage_->append_uses(pass, training_uses_);
+  }
+  for (const Pass& pass : forward_passes_) stage_->append_uses(pass, evaluation_uses_);
+  for (const Pass& pass : one_micro_batch()) stage_->append_uses(pass, sampling_uses_);
+  gather_weights();
   executor_.emplace(*grid_.pipeline, compute_, static_cast<int>(config.parallel.virtual_chunks));
 
   Arena& buffers = arena(Owner::buffers);
@@ -188,25 +242,50 @@ void Engine::set_micro_batches(int buffer, std::int64_t first_sample, bool train
   stage_->set_micro_batches(micro_batches_);
 }
 
+void Engine::gather_weights() {
+  for (int i = 0; i < static_cast<int>(registry_.buckets().size()); ++i) gatherer_->updated(i, compute_);
+  gatherer_->finish_update();
+}
+
+std::span<const Pass> Engine::one_micro_batch() const {
+  return {forward_passes_.data(), static_cast<std::size_t>(config_.parallel.virtual_chunks)};
+}
+
+void Engine::run_passes(std::span<const Pass> passes, std::span<const int> uses) {
+  gatherer_->begin(uses);
+  executor_->run(passes, *stage_);
+  gatherer_->end();
+}
+
 void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t num_targets, double learning_rate,
-                          std::int64_t update) {
+                          std::int64_t update, bool overflows) {
   PC_CHECK(num_targets > 0, "a step without counted targets");
   num_targets_ = num_targets;
+  const double loss_scale = loss_scaler_.scale();
   const TensorView& scalars = scalars_.device();
   fill(scalars, 0, compute_);
   send_batch(buffer);
-  set_micro_batches(buffer, first_sample, true, 1.0 / static_cast<double>(num_targets));
+  const double gradient_scale = overflows ? std::numeric_limits<double>::infinity() : loss_scale;
+  set_micro_batches(buffer, first_sample, true, gradient_scale / static_cast<double>(num_targets));
   reducer_->begin_step(num_micro_batches_);
-  executor_->run(schedule_.stages[static_cast<std::size_t>(grid_.at.pipeline)], *stage_);
+  run_passes(schedule_.stages[static_cast<std::size_t>(grid_.at.pipeline)], training_uses_);
   reducer_->finish_step();
   optimizer_timer_.start(compute_);
   // The loss is the same on all tensor ranks: one of them brings it.
   if (grid_.at.tensor != 0) fill(scalars.rows(0, 1), 0, compute_);
   const TensorView squared_norm = scalars.rows(1, 1);
-  add_squared_norm_of(registry_, norm_ranges_, squared_norm, compute_);
+  add_squared_norm_of(registry_, norm_ranges_, 1 / (loss_scale * loss_scale), squared_norm, compute_);
   grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
   scalars_.to_host(compute_);
-  optimizer_->step(learning_rate, update, squared_norm, compute_);
+  Update settings;
+  settings.learning_rate = learning_rate;
+  settings.number = update;
+  settings.loss_scale = loss_scale;
+  settings.skip_nonfinite = loss_scaler_.is_active();
+  settings.squared_norm = squared_norm;
+  settings.host_norm = scalars_.host().rows(1, 1);
+  optimizer_->step(settings, compute_, [this](int bucket) { gatherer_->updated(bucket, compute_); });
+  gatherer_->finish_update();
   optimizer_timer_.stop(compute_);
 }
 
@@ -214,7 +293,13 @@ StepResult Engine::finish_step() {
   times_ += settle();
   if (device_.kind == DeviceKind::dry) return {};
   const auto* scalars = scalars_.host().as<double>();
-  return {scalars[0] / static_cast<double>(num_targets_), std::sqrt(scalars[1])};
+  StepResult result;
+  result.loss = scalars[0] / static_cast<double>(num_targets_);
+  result.grad_norm = std::sqrt(scalars[1]);
+  result.loss_scale = loss_scaler_.scale();
+  result.skipped = loss_scaler_.is_active() && !std::isfinite(scalars[1]);
+  loss_scaler_.update(result.skipped);
+  return result;
 }
 
 double Engine::evaluate(int buffer, std::int64_t first_sample) {
@@ -222,7 +307,7 @@ double Engine::evaluate(int buffer, std::int64_t first_sample) {
   fill(scalars, 0, compute_);
   send_batch(buffer);
   set_micro_batches(buffer, first_sample, false, 0);
-  executor_->run(forward_passes_, *stage_);
+  run_passes(forward_passes_, evaluation_uses_);
   if (grid_.at.tensor != 0) fill(scalars, 0, compute_);
   grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
   scalars_.to_host(compute_);
@@ -234,8 +319,7 @@ const std::vector<std::int32_t>& Engine::next_tokens(std::int64_t length, const 
   send_batch(0);
   set_micro_batches(0, 0, false, 0);
   micro_batches_[0].logits_position = length - 1;
-  const std::span<const Pass> passes(forward_passes_.data(), static_cast<std::size_t>(config_.parallel.virtual_chunks));
-  executor_->run(passes, *stage_);
+  run_passes(one_micro_batch(), sampling_uses_);
   if (grid_.is_last_stage()) {
     const Tensor local = stage_->take_logits();
     grid_.tensor->all_gather(local, logits_.device(), compute_);
@@ -277,35 +361,71 @@ void Engine::synchronize() {
   communication_.synchronize();
 }
 
-const std::array<TensorView, Engine::num_state_tensors>& Engine::fetch_state() {
+TensorView Engine::in_host_memory(std::size_t block, const TensorView& part) const {
+  if (part.device.kind != DeviceKind::cuda) return part;
+  const auto offset_bytes = static_cast<const char*>(part.data) - static_cast<const char*>(state_blocks()[block].data);
+  return {static_cast<char*>(state_copies_[block].data) + offset_bytes, part.dtype, part.shape, Device{}};
+}
+
+std::vector<TensorGroup> Engine::fetch_state() {
   synchronize();
-  const auto state = device_state();
-  if (device_.kind != DeviceKind::cuda) {
-    host_state_ = state;
-    return host_state_;
+  const auto blocks = state_blocks();
+  std::int64_t copied_bytes = 0;
+  for (const TensorView& block : blocks) {
+    if (block.device.kind == DeviceKind::cuda) copied_bytes += block.num_bytes() + Arena::alignment_bytes;
   }
-  if (!state_arena_) {
-    std::int64_t num_bytes = 0;
-    for (const TensorView& view : state) num_bytes += view.num_bytes() + Arena::alignment_bytes;
-    state_arena_.emplace(Device{}, "the checkpoint's host copy", num_bytes);
-    for (std::size_t i = 0; i < state.size(); ++i) {
-      host_state_[i] = {state_arena_->allocate(state[i].num_bytes()), state[i].dtype, state[i].shape, Device{}};
+  if (!state_arena_ && copied_bytes > 0) state_arena_.emplace(Device{}, "the checkpoint's host copy", copied_bytes);
+  std::vector<TensorGroup> groups;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const TensorView& block = blocks[i];
+    if (block.device.kind == DeviceKind::cuda) {
+      TensorView& place = state_copies_[i];
+      if (place.data == nullptr) {
+        place = {state_arena_->allocate(block.num_bytes()), block.dtype, block.shape, Device{}};
+      }
+      compute_.transfer(place.data, block.data, block.num_bytes());
+    }
+    TensorGroup& group = groups.emplace_back();
+    group.prefix = state_prefixes[i];
+    group.dtype = block.dtype;
+    for (const OwnPiece& own : registry_.own_pieces()) {
+      const int bucket = own.parameter->bucket;
+      const TensorView shard = i == 0 ? registry_.master_shard(bucket) : registry_.shard_in(bucket, block);
+      const TensorView values = shard.rows(own.piece.offset_elems, own.piece.num_elems());
+      const bool is_written = own.parameter->spec.is_owner && (registry_.shards_optimizer() || grid_.at.data == 0);
+      group.pieces.push_back({own.piece, in_host_memory(i, values), is_written});
     }
   }
-  for (std::size_t i = 0; i < state.size(); ++i) {
-    compute_.transfer(host_state_[i].data, state[i].data, state[i].num_bytes());
-  }
   synchronize();
-  return host_state_;
+  return groups;
 }
 
 void Engine::restore_state() {
-  const auto state = device_state();
-  for (std::size_t i = 0; i < state.size(); ++i) {
-    compute_.transfer(state[i].data, host_state_[i].data, state[i].num_bytes());
+  const auto blocks = state_blocks();
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].device.kind != DeviceKind::cuda) continue;
+    compute_.transfer(blocks[i].data, state_copies_[i].data, blocks[i].num_bytes());
   }
-  registry_.refresh_working_copies(compute_);
+  registry_.refresh_weights(compute_);
+  gather_weights();
   synchronize();
+}
+
+std::optional<std::pair<std::int64_t, std::string>> Engine::first_nonfinite_gradient() {
+  synchronize();
+  std::optional<std::pair<std::int64_t, std::string>> first;
+  std::vector<float> values;
+  for (const OwnPiece& own : registry_.own_pieces()) {
+    const TensorView gradient =
+        registry_.gradient_shard(own.parameter->bucket).rows(own.piece.offset_elems, own.piece.num_elems());
+    values.resize(static_cast<std::size_t>(gradient.num_elems()));
+    compute_.transfer(values.data(), gradient.as<float>(), gradient.num_bytes());
+    synchronize();
+    if (std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); })) continue;
+    const std::int64_t place = backward_place(config_.model, *own.parameter);
+    if (!first || place < first->first) first.emplace(place, own.piece.name);
+  }
+  return first;
 }
 
 OwnerBytes Engine::peak_bytes() const {
@@ -325,13 +445,22 @@ PhaseTimes Engine::settle() {
   for (Communicator* communicator : grid_.all()) communicator->check_async();
   Stage::Timers& passes = stage_->timers();
   StreamTimer& tensor = grid_.tensor->collective_timer();
+  const std::array<StreamTimer*, 2> waits = {&reducer_->wait_timer(), &gatherer_->wait_timer()};
   PhaseTimes times;
   times.forward_s = passes.forward.total_s() - passes.forward.covered_s(tensor);
   times.backward_s = passes.backward.total_s() - passes.backward.covered_s(tensor);
+  for (StreamTimer* wait : waits) {
+    times.forward_s -= passes.forward.covered_s(*wait);
+    times.backward_s -= passes.backward.covered_s(*wait);
+    times.data_wait_s += wait->total_s();
+    wait->clear();
+  }
   times.tensor_comm_s = tensor.total_s();
   times.data_comm_s = grid_.data->collective_timer().total_s() + grid_.embedding->collective_timer().total_s();
   times.bubble_s = grid_.pipeline->wait_timer().total_s();
   times.optimizer_s = optimizer_timer_.total_s();
+  times.host_update_s = optimizer_->host_timer().total_s();
+  optimizer_->host_timer().clear();
   passes.forward.clear();
   passes.backward.clear();
   optimizer_timer_.clear();

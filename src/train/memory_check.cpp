@@ -15,7 +15,7 @@ constexpr std::int64_t reserve_bytes = std::int64_t{512} << 20;
 std::int64_t on_device(const OwnerBytes& bytes) {
   std::int64_t total = reserve_bytes;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (static_cast<Owner>(i) != Owner::host) total += bytes[i];
+    if (!is_on_host(static_cast<Owner>(i))) total += bytes[i];
   }
   return total;
 }

@@ -1,5 +1,6 @@
 #include "potato/train/reporter.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -54,6 +55,12 @@ const char* number(double value, char (&text)[32]) {
   return text;
 }
 
+// Of the data ranks' communication, what ran beside computation.
+double hidden_share(const PhaseTimes& times) {
+  if (times.data_comm_s <= 0) return 0;
+  return std::clamp(1 - times.data_wait_s / times.data_comm_s, 0.0, 1.0);
+}
+
 }  // namespace
 
 Reporter::Reporter(const Config& config, bool is_root, std::int64_t first_step) : config_(config), is_root_(is_root) {
@@ -95,10 +102,11 @@ void Reporter::step(const StepRecord& record, const PhaseTimes& times, double da
   if (config_.log.wall_clock_breakdown) {
     const double to_ms = 1e3 / static_cast<double>(num_steps_);
     std::printf(
-        "     rank 0, ms/step: forward %.1f | backward %.1f | communication %.1f (tensor) + %.1f (data) | optimizer "
-        "%.1f | data %.1f | bubble %.1f\n",
+        "     rank 0, ms/step: forward %.1f | backward %.1f | communication %.1f (tensor) + %.1f (data, %.0f %% "
+        "hidden) | optimizer %.1f (on the host %.1f) | data %.1f | bubble %.1f\n",
         times_.forward_s * to_ms, times_.backward_s * to_ms, times_.tensor_comm_s * to_ms, times_.data_comm_s * to_ms,
-        times_.optimizer_s * to_ms, data_s_ * to_ms, times_.bubble_s * to_ms);
+        100 * hidden_share(times_), times_.optimizer_s * to_ms, times_.host_update_s * to_ms, data_s_ * to_ms,
+        times_.bubble_s * to_ms);
   }
   std::fflush(stdout);
   seconds_ = 0;

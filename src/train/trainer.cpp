@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -82,6 +83,26 @@ std::map<std::string, std::string> ini_values(const std::string& text) {
     values[section + "." + trimmed(line.substr(0, equals))] = trimmed(line.substr(equals + 1));
   }
   return values;
+}
+
+std::string scaler_json(const LossScaler::State& state) {
+  const nlohmann::ordered_json json = {{"scale", state.scale},
+                                       {"steps_since_overflow", state.steps_since_overflow},
+                                       {"hysteresis_left", state.hysteresis_left},
+                                       {"consecutive_skips", state.consecutive_skips}};
+  return json.dump();
+}
+
+// Only where both runs scale their loss: else the configuration says how to begin.
+void restore_scaler(LossScaler& scaler, const CheckpointInfo& info, const std::string& path) {
+  if (!scaler.is_active() || info.dtype != to_text(Precision::fp16)) return;
+  try {
+    const auto json = nlohmann::json::parse(info.loss_scaler);
+    scaler.restore({json.at("scale"), json.at("steps_since_overflow"), json.at("hysteresis_left"),
+                    json.at("consecutive_skips")});
+  } catch (const nlohmann::json::exception& error) {
+    throw ConfigError(cat("checkpoint ", path, ": the loss scaler's state cannot be read: ", error.what()));
+  }
 }
 
 }  // namespace
@@ -216,14 +237,10 @@ void Trainer::make_engine() {
                                      run_.on_fatal);
 }
 
-std::vector<TensorGroup> Trainer::checkpoint_groups() {
-  const auto& state = engine_->fetch_state();
-  return {{"/model", state[0]}, {"/optimizer/exp_avg", state[1]}, {"/optimizer/exp_avg_sq", state[2]}};
-}
-
 CheckpointInfo Trainer::checkpoint_info() const {
   CheckpointInfo info;
   info.step = step_;
+  info.updates = updates_;
   info.next_sample = next_sample_;
   info.tokens = tokens_;
   info.model_signature = model_signature(config_.model);
@@ -234,6 +251,7 @@ CheckpointInfo Trainer::checkpoint_info() const {
   info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version());
   info.fingerprint = numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr);
   info.dtype = to_text(config_.precision.dtype);
+  info.loss_scaler = scaler_json(engine_->loss_scaler().state());
   return info;
 }
 
@@ -250,9 +268,11 @@ void Trainer::resume() {
   }
   const CheckpointInfo info = read_checkpoint_info(path, world_);
   world_.agree(signature_differences(info.model_signature, model_signature(config_.model), path));
-  load_checkpoint(path, world_, engine_->registry(), checkpoint_groups());
+  load_checkpoint(path, world_, engine_->fetch_state());
   engine_->restore_state();
+  world_.run_agreed([&] { restore_scaler(engine_->loss_scaler(), info, path); });
   step_ = info.step;
+  updates_ = info.updates;
   next_sample_ = info.next_sample;
   tokens_ = info.tokens;
   if (!is_root) return;
@@ -312,7 +332,8 @@ StepResult Trainer::train_step() {
     data_s_ += now_s() - start_s;
   }
   engine_->enqueue_step(buffer_, next_sample_, count_targets(data_->train(), next_sample_),
-                        learning_rate_at(config_.optimizer, config_.train.steps, step_), step_ + 1);
+                        learning_rate_at(config_.optimizer, config_.train.steps, updates_), updates_ + 1,
+                        step_ + 1 == config_.run.debug_overflow_step);
   // While the streams work, the host reads the next batch into the other buffer.
   next_sample_ += config_.train.global_batch_size;
   buffer_ = (buffer_ + 1) % Engine::num_batch_buffers;
@@ -322,6 +343,7 @@ StepResult Trainer::train_step() {
   filled_sample_ = next_sample_;
   const StepResult result = engine_->finish_step();
   ++step_;
+  if (!result.skipped) ++updates_;
   tokens_ += config_.train.global_batch_size * config_.train.sequence_length;
   last_step_s_ = now_s() - start_s;
   return result;
@@ -350,8 +372,7 @@ bool Trainer::save() {
   engine_->synchronize();
   const double start_s = now_s();
   try {
-    const std::string path = save_checkpoint(checkpoint_folder(), world_, engine_->registry(), checkpoint_groups(),
-                                             checkpoint_info(), engine_->grid().at.data == 0);
+    const std::string path = save_checkpoint(checkpoint_folder(), world_, engine_->fetch_state(), checkpoint_info());
     if (reporter_)
       reporter_->line(cat("checkpoint  ", path, " committed in ", std::round(100 * (now_s() - start_s)) / 100, " s"));
     return true;
@@ -359,6 +380,22 @@ bool Trainer::save() {
     if (reporter_) reporter_->line(cat("checkpoint  NOT saved, training goes on: ", error.what()));
     return false;
   }
+}
+
+void Trainer::check_skips() const {
+  if (!engine_->loss_scaler().gave_up()) return;
+  const auto mine = engine_->first_nonfinite_gradient();
+  std::pair<std::int64_t, std::string> first(std::numeric_limits<std::int64_t>::max(), "none");
+  for (const std::string& text : world_.all_gather(mine ? cat(mine->first, " ", mine->second) : std::string())) {
+    std::istringstream in(text);
+    std::int64_t place = 0;
+    std::string name;
+    if (in >> place >> name && place < first.first) first = {place, name};
+  }
+  throw Error(cat("step ", step_, ": ", config_.precision.consecutive_skips_limit,
+                  " steps in a row were skipped; the first tensor of backward whose gradient is not finite is ",
+                  first.second, "; loss scale ", engine_->loss_scaler().scale(),
+                  "; lower optimizer.learning_rate, or train in bf16"));
 }
 
 bool Trainer::run() {
@@ -373,7 +410,7 @@ bool Trainer::run() {
   const double start_s = now_s();
   while (step_ < config_.train.steps) {
     const AllocationCounts before = allocation_counts();
-    const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, step_);
+    const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, updates_);
     const bool is_profiled = config_.log.operation_times && step_ + 1 == config_.train.steps;
     if (is_profiled) engine_->set_profile(&profile_);
     const StepResult result = train_step();
@@ -389,7 +426,11 @@ bool Trainer::run() {
         static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
     reporter_->step(record, engine_->take_times(), data_s_);
     if (step_ > first_step + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
-    if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    if (result.skipped) {
+      reporter_->line(cat("step ", step_, " was skipped: gradients overflowed with loss scale ", result.loss_scale,
+                          "; it is now ", engine_->loss_scaler().scale()));
+      check_skips();
+    } else if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
       throw Error(cat("step ", step_, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
                       ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
     }

@@ -242,7 +242,7 @@ int bench(const Options& options, double program_start_s) {
     const OwnerBytes capacity = engine.capacity_bytes();
     for (std::size_t i = 0; i < capacity.size(); ++i) {
       std::fprintf(stderr, "  %-14s %8.3f GB\n", owner_names[i], static_cast<double>(capacity[i]) * 1e-9);
-      if (static_cast<Owner>(i) != Owner::host) claimed += static_cast<double>(capacity[i]);
+      if (!is_on_host(static_cast<Owner>(i))) claimed += static_cast<double>(capacity[i]);
     }
     more = cat(", \"model_tflops\": ", flops_per_token(config) * tokens_per_s * 1e-12,
                ", \"peak_gib\": ", claimed / (1 << 30), ", \"first_step_s\": ", measured.first_step_s,

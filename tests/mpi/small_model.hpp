@@ -62,7 +62,7 @@ inline Config small_config() {
   config.train.sequence_length = 16;
   config.train.global_batch_size = 16;
   config.train.micro_batch_size = 2;
-  config.parallel.bucket_size = 10000;  // several buckets
+  config.zero.reduce_bucket_size = 10000;  // several buckets
   config.optimizer.learning_rate = 1e-3;
   config.optimizer.warmup_steps = 3;
   config.precision.dtype = Precision::fp64;
@@ -131,41 +131,36 @@ inline StepResult step(Engine& engine, const Config& config, std::int64_t index)
   return engine.finish_step();
 }
 
-// Whole logical tensors of a flat block, on all ranks of `comm`.
-inline std::map<std::string, std::vector<double>> gather(Engine& engine, TensorView flat, MPI_Comm comm) {
+// Whole logical tensors of what a checkpoint would hold, on all ranks of `comm`.
+inline std::map<std::string, std::vector<double>> gather(const TensorGroup& group, MPI_Comm comm) {
   // Sizes and order of all logical tensors: every rank's pieces, agreed by gathering names through a fixed-size table.
   std::map<std::string, std::vector<double>> tensors;
-  const auto add = [&](const std::string& name, std::int64_t num_elems) {
-    tensors.try_emplace(name, std::vector<double>(static_cast<std::size_t>(num_elems), 0.0));
-  };
   std::string mine;
-  for (const Parameter& parameter : engine.registry().parameters()) {
-    for (const Piece& piece : parameter.spec.pieces) {
-      mine += piece.name + " " + std::to_string(piece.shape.num_elems()) + "\n";
-    }
+  for (const StoredPiece& stored : group.pieces) {
+    mine += stored.piece.name + " " + std::to_string(stored.piece.shape.num_elems()) + "\n";
   }
   for (const auto& text : HostGroup(comm).all_gather(mine)) {
     std::istringstream in(text);
     std::string name;
     std::int64_t num_elems = 0;
-    while (in >> name >> num_elems) add(name, num_elems);
-  }
-  for (const Parameter& parameter : engine.registry().parameters()) {
-    if (!parameter.spec.is_owner || engine.grid().at.data != 0) continue;
-    for (const Piece& piece : parameter.spec.pieces) {
-      auto& whole = tensors.at(piece.name);
-      const TensorView view = ParameterRegistry::piece_view(parameter, piece, flat);
-      const std::int64_t width = piece.shape.num_dims() == 2 ? piece.shape[1] : 1;
-      dispatch_real(view.dtype, [&](auto zero) {
-        const auto* values = view.as<decltype(zero)>();
-        for (std::int64_t row = 0; row < piece.count[0]; ++row) {
-          for (std::int64_t column = 0; column < piece.count[1]; ++column) {
-            whole[static_cast<std::size_t>((piece.begin[0] + row) * width + piece.begin[1] + column)] +=
-                static_cast<double>(values[row * piece.count[1] + column]);
-          }
-        }
-      });
+    while (in >> name >> num_elems) {
+      tensors.try_emplace(name, std::vector<double>(static_cast<std::size_t>(num_elems), 0.0));
     }
+  }
+  for (const StoredPiece& stored : group.pieces) {
+    if (!stored.is_written) continue;
+    const Piece& piece = stored.piece;
+    auto& whole = tensors.at(piece.name);
+    const std::int64_t width = piece.shape.num_dims() == 2 ? piece.shape[1] : 1;
+    dispatch_real(stored.values.dtype, [&](auto zero) {
+      const auto* values = stored.values.as<decltype(zero)>();
+      for (std::int64_t row = 0; row < piece.count[0]; ++row) {
+        for (std::int64_t column = 0; column < piece.count[1]; ++column) {
+          whole[static_cast<std::size_t>((piece.begin[0] + row) * width + piece.begin[1] + column)] +=
+              static_cast<double>(values[row * piece.count[1] + column]);
+        }
+      }
+    });
   }
   for (auto& [name, values] : tensors) {
     PC_MPI(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_SUM, comm));
@@ -184,7 +179,7 @@ inline RunResult train(const Config& config, MPI_Comm comm) {
   }
   fill(*engine, config, 0, 1000);
   result.eval_loss = engine->evaluate(0, 1000) / static_cast<double>(counted_targets(config, 1000));
-  result.weights = gather(*engine, engine->fetch_state()[0], comm);
+  result.weights = gather(engine->fetch_state()[0], comm);
   return result;
 }
 

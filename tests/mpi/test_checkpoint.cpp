@@ -87,6 +87,7 @@ struct Layout {
   std::int64_t ffn = 17;
   std::int64_t big_rows = 0;  // rows of 256 elements, to be cut evenly
   DType dtype = DType::f32;
+  bool writes = true;  // the pieces that it owns
   std::vector<std::string> prefixes = all_prefixes;
 };
 
@@ -94,15 +95,22 @@ class Model {
  public:
   explicit Model(const Layout& layout) : layout_(layout) {
     if (!layout.only_first || layout.part == 0) declare_all();
-    registry_.allocate(arena_, arena_, arena_, layout.dtype, 64);
-    for (std::size_t i = 0; i < layout.prefixes.size(); ++i) {
+    registry_.allocate({arena_, arena_, arena_}, {.dtype = layout.dtype, .bucket_elems = 64});
+    for (const std::string& prefix : layout.prefixes) {
       blocks_.emplace_back(arena_, layout.dtype, Shape{registry_.num_flat_elems()});
-      groups_.push_back({layout.prefixes[i], blocks_.back().view()});
+      groups_.push_back({prefix, layout.dtype, {}});
+      for (const Parameter& parameter : registry_.parameters()) {
+        const TensorView storage =
+            blocks_.back().view().rows(parameter.flat_offset_elems, parameter.spec.shape.num_elems());
+        for (const Piece& piece : parameter.spec.pieces) {
+          groups_.back().pieces.push_back({piece, ParameterRegistry::piece_view(piece, storage),
+                                           layout.writes && parameter.spec.is_owner});
+        }
+      }
     }
     set_all([](const std::string&, const Piece&, std::int64_t) { return untouched; });
   }
 
-  const ParameterRegistry& registry() const { return registry_; }
   std::span<const TensorGroup> groups() const { return groups_; }
 
   // Gives every element a value that its full name, its place and `seed` say, exact in single precision.
@@ -110,15 +118,11 @@ class Model {
     set_all([&](const std::string& name, const Piece& piece, std::int64_t i) { return value(seed, name, piece, i); });
   }
 
-  // Replicas get another value: none of them may reach a file.
+  // What this rank does not write gets another value: none of it may reach a file.
   void spoil_replicas() {
     for (const TensorGroup& group : groups_) {
-      for (const Parameter& parameter : registry_.parameters()) {
-        if (parameter.spec.is_owner) continue;
-        for (const Piece& piece : parameter.spec.pieces) {
-          const TensorView values = ParameterRegistry::piece_view(parameter, piece, group.flat);
-          std::fill_n(static_cast<char*>(values.data), values.num_bytes(), char{1});
-        }
+      for (const StoredPiece& stored : group.pieces) {
+        if (!stored.is_written) std::fill_n(static_cast<char*>(stored.values.data), stored.values.num_bytes(), char{1});
       }
     }
   }
@@ -202,11 +206,12 @@ class Model {
 
   template <typename ValueOf>
   void set_all(const ValueOf& value_of) {
-    for (const TensorGroup& group : groups_) {
-      const std::vector<double> flat = expected(group, value_of);
-      dispatch_real(group.flat.dtype, [&](auto zero) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const std::vector<double> flat = expected(groups_[g], value_of);
+      const TensorView block = blocks_[g].view();
+      dispatch_real(block.dtype, [&](auto zero) {
         using T = decltype(zero);
-        std::transform(flat.begin(), flat.end(), group.flat.as<T>(), [](double x) { return static_cast<T>(x); });
+        std::transform(flat.begin(), flat.end(), block.as<T>(), [](double x) { return static_cast<T>(x); });
       });
     }
   }
@@ -214,10 +219,11 @@ class Model {
   template <typename ValueOf>
   std::int64_t count_wrong(const ValueOf& value_of) const {
     std::int64_t wrong = 0;
-    for (const TensorGroup& group : groups_) {
-      const std::vector<double> flat = expected(group, value_of);
-      dispatch_real(group.flat.dtype, [&](auto zero) {
-        const auto* values = group.flat.as<decltype(zero)>();
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const std::vector<double> flat = expected(groups_[g], value_of);
+      const TensorView block = blocks_[g].view();
+      dispatch_real(block.dtype, [&](auto zero) {
+        const auto* values = block.as<decltype(zero)>();
         for (std::size_t i = 0; i < flat.size(); ++i) wrong += static_cast<double>(values[i]) != flat[i];
       });
     }
@@ -256,7 +262,7 @@ std::string save(const std::string& folder, const HostGroup& group, std::int64_t
   Model model(layout);
   model.set_values(seed);
   model.spoil_replicas();
-  return save_checkpoint(folder, group, model.registry(), model.groups(), info_at(step), true);
+  return save_checkpoint(folder, group, model.groups(), info_at(step));
 }
 std::string save(const std::string& folder, const HostGroup& group, std::int64_t step, std::uint64_t seed) {
   return save(folder, group, step, seed, split_over(group));
@@ -265,7 +271,7 @@ std::string save(const std::string& folder, const HostGroup& group, std::int64_t
 std::int64_t num_wrong_after_load(const std::string& path, const HostGroup& group, std::uint64_t seed,
                                   const Layout& layout) {
   Model model(layout);
-  load_checkpoint(path, group, model.registry(), model.groups());
+  load_checkpoint(path, group, model.groups());
   return model.num_wrong(seed);
 }
 
@@ -330,11 +336,11 @@ TEST_CASE("only writers write, and every rank reads its replicas", "[checkpoint]
   Layout layout;
   layout.part = world.rank() % num_parts;
   layout.num_parts = num_parts;
-  const bool writes = world.rank() < num_parts;
+  layout.writes = world.rank() < num_parts;
   Model model(layout);
-  model.set_values(writes ? 5 : 666);
+  model.set_values(layout.writes ? 5 : 666);
   const std::string path =
-      file_in(save_checkpoint(folder / "c", world, model.registry(), model.groups(), info_at(1), writes));
+      file_in(save_checkpoint(folder / "c", world, model.groups(), info_at(1)));
   CHECK(num_wrong_after_load(path, world, 5, layout) == 0);
 }
 
@@ -367,7 +373,7 @@ TEST_CASE("case-02: what the model and the file do not share is an error that na
     const std::string path = file_in(save(folder / "c", folder.world, 1, 1, saved));
     Model model(wanted);
     std::string text = problem_of<ConfigError>(
-        folder.world, [&] { load_checkpoint(path, folder.world, model.registry(), model.groups()); });
+        folder.world, [&] { load_checkpoint(path, folder.world, model.groups()); });
     CHECK(model.num_touched() == 0);
     CHECK_THAT(text, ContainsSubstring(path));
     return text;
@@ -396,7 +402,7 @@ TEST_CASE("a damaged or foreign file is an error on all ranks that names it", "[
     CHECK_THAT(problem_of<ConfigError>(folder.world, [&] { read_checkpoint_info(path, folder.world); }),
                ContainsSubstring(path));
     CHECK_THAT(problem_of<ConfigError>(folder.world,
-                                       [&] { load_checkpoint(path, folder.world, model.registry(), model.groups()); }),
+                                       [&] { load_checkpoint(path, folder.world, model.groups()); }),
                ContainsSubstring(path));
     CHECK(model.num_touched() == 0);
   };

@@ -1,57 +1,8 @@
 // I1: every grid, schedule, recompute setting and micro-batch split equals one rank. One mpirun loops over a table.
-#include <cstdio>
-#include <map>
-
-#include "combination.hpp"
-#include "compare.hpp"
-#include "support/catch.hpp"
+#include "oracle.hpp"
 
 using namespace potato;
 using namespace potato::test;
-
-namespace {
-
-// One rank's result, made on rank 0 and remembered.
-const RunResult& oracle(const Combination& c) {
-  static std::map<std::pair<std::int64_t, Precision>, RunResult> known;
-  const auto key = std::make_pair(layers_of(c), c.precision);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  Config config = config_of(c);
-  config.parallel = small_config().parallel;
-  config.train.recompute = Recompute::none;
-  config.train.micro_batch_size = 4;
-  return known[key] = train(config, MPI_COMM_SELF);
-}
-
-void check_combination(const Combination& c) {
-  const SubCommunicator ranks(c.data * c.tensor * c.pipeline);
-  if (ranks.get() == MPI_COMM_NULL) return;
-  const RunResult result = train(config_of(c), ranks.get());
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank != 0) return;
-  const Difference d = difference(result, oracle(c));
-  const double tolerance = c.precision == fp64 ? 1e-9 : 2e-4;
-  INFO(name_of(c) << ": loss " << d.loss << " norm " << d.norm << " weight " << d.weight << " (" << d.worst_tensor
-                  << ") key bias " << d.key_bias);
-  CHECK(d.loss <= tolerance);
-  CHECK(d.norm <= tolerance);
-  CHECK(d.weight <= tolerance);
-  CHECK(d.key_bias <= (c.precision == fp64 ? 1e-8 : 1e-2));
-  if (!(d.loss <= tolerance && d.norm <= tolerance && d.weight <= tolerance)) {
-    std::fprintf(stderr, "%s: loss %.2e norm %.2e weight %.2e (%s)\n", name_of(c).c_str(), d.loss, d.norm, d.weight,
-                 d.worst_tensor.c_str());
-  }
-}
-
-int world_size() {
-  int num_ranks = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
-  return num_ranks;
-}
-
-}  // namespace
 
 TEST_CASE("one rank learns something", "[oracle][sanitize]") {
   Config config = config_of({1, 1, 1, false, one_f_one_b, 1, none, 4, fp64});

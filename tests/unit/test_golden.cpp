@@ -58,7 +58,7 @@ template <typename Body>
 void for_each_piece(Engine& engine, Body&& body) {
   for (const Parameter& parameter : engine.registry().parameters()) {
     for (const Piece& piece : parameter.spec.pieces) {
-      const TensorView view = ParameterRegistry::piece_view(parameter, piece, engine.registry().weights());
+      const TensorView view = ParameterRegistry::piece_view(piece, parameter.weight);
       dispatch_real(view.dtype, [&](auto zero) { body(piece, view.as<decltype(zero)>()); });
     }
   }

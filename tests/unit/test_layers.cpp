@@ -73,9 +73,9 @@ struct Bench {
 
   // Weights that are neither 0 nor 1, so that every term of a gradient shows.
   void allocate() {
-    registry.allocate(weights, gradients, weights, DType::f64, 1000);
+    registry.allocate({weights, gradients, weights}, {.dtype = DType::f64, .bucket_elems = 1000});
     registry.initialize(5, stream);
-    auto* values = registry.weights().as<double>();
+    auto* values = registry.master_block().as<double>();
     for (std::int64_t i = 0; i < registry.num_flat_elems(); ++i)
       values[i] = 0.3 * values[i] + 0.2 * std::sin(0.7 * static_cast<double>(i));
     registry.begin_step(1, stream);
@@ -126,8 +126,8 @@ void check_gradient(const char* what, double* x, const double* analytic, std::in
 void check_parameters(Bench& bench, const std::function<double()>& value) {
   for (const Parameter& parameter : bench.registry.parameters()) {
     for (const Piece& piece : parameter.spec.pieces) {
-      const TensorView weight = ParameterRegistry::piece_view(parameter, piece, bench.registry.weights());
-      const TensorView gradient = ParameterRegistry::piece_view(parameter, piece, bench.registry.gradients());
+      const TensorView weight = ParameterRegistry::piece_view(piece, parameter.weight);
+      const TensorView gradient = ParameterRegistry::piece_view(piece, parameter.gradient);
       const std::vector<double> analytic(gradient.as<double>(), gradient.as<double>() + gradient.num_elems());
       check_gradient(piece.name.c_str(), weight.as<double>(), analytic.data(), gradient.num_elems(), value);
     }

@@ -47,9 +47,10 @@ class Communicator {
   // In place, over the group. x: any shape; fp32, fp64, bf16, fp16 (each partial sum rounded), int32, int64. All ranks
   // end with bitwise equal results.
   void all_reduce(TensorView x, ReduceOp op, Stream& stream);
-  // full [n · E] = the shards [E] of all ranks in rank order. `shard` must not lie in `full`.
+  // full [n · E] = the shards [E] of all ranks in rank order. `shard` may be its own place in `full`.
   void all_gather(ConstTensorView shard, TensorView full, Stream& stream);
-  // shard [E] = this rank's part of the sum over ranks of full [n · E].
+  // shard [E] = this rank's part of the sum over ranks of full [n · E]. `shard` may be its own place in `full`, whose
+  // other places are then undefined.
   void reduce_scatter(ConstTensorView full, TensorView shard, Stream& stream);
   void broadcast(TensorView x, int root, Stream& stream);
 
@@ -90,6 +91,9 @@ class Communicator {
   virtual void do_wait(Transfer& transfer, Stream& stream) = 0;
 
  private:
+  // Whether a shard is its own place in the whole. Throws Error for sizes that do not fit, or any other overlap.
+  bool is_in_place(const ConstTensorView& shard, const ConstTensorView& full) const;
+
   void account(double num_bytes) noexcept {
     stats_.bytes += num_bytes;
     ++stats_.num_calls;

@@ -15,8 +15,9 @@ enum class DeviceChoice { automatic, cpu, cuda };                 // "auto", "cp
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };  // "gpipe", "1f1b", "interleaved"
 enum class Recompute { none, selective, full };                   // spelt alike
 enum class LearningRateSchedule { constant, linear, cosine };     // spelt alike
-enum class Precision { fp32, tf32, bf16, fp64 };                  // spelt alike
+enum class Precision { fp32, tf32, bf16, fp16, fp64 };            // spelt alike
 enum class AttentionKernel { automatic, own, cudnn };             // "auto", "own", "cudnn"
+enum class OffloadTarget { none, cpu };                           // spelt alike
 
 struct RunConfig {
   DeviceChoice device = DeviceChoice::automatic;
@@ -25,7 +26,10 @@ struct RunConfig {
   std::string dir = "run";
   bool deterministic = true;
   double abort_timeout_s = 30;
+  std::int64_t host_memory_bytes = 0;      // of this host, for the plan; 0: the cgroup's limit, else all memory
   std::int64_t debug_stream_delay_us = 0;  // tests: each task of a CPU stream waits a random time up to this
+  double debug_link_gb_per_s = 0;        // tests, benchmarks: CPU ranks' messages on the data axis take as long; 0: off
+  std::int64_t debug_overflow_step = 0;  // tests: the loss gradient of this step is infinite; 0: never
 };
 
 struct ModelConfig {
@@ -46,8 +50,18 @@ struct ParallelConfig {
   bool sequence = false;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_chunks = 1;
-  std::int64_t bucket_size = 25'000'000;  // elements of a data-parallel gradient bucket
-  bool overlap_grad_reduce = true;
+};
+
+// What a data-parallel group splits and where it lies (Rajbhandari et al., arXiv 1910.02054; Ren et al., arXiv
+// 2101.06840).
+struct ZeroConfig {
+  std::int64_t stage = 0;  // split: 0 nothing; 1 master weights and moments; 2 gradients too; 3 parameters too
+  std::int64_t reduce_bucket_size = 25'000'000;  // elements of a gradient bucket; stage 3: a layer is a bucket
+  std::int64_t allgather_bucket_size = 0;        // stage 3: elements gathered ahead, at least a layer; 0: one layer
+  bool overlap_comm = true;                      // reduce and gather beside computation
+  OffloadTarget offload_optimizer = OffloadTarget::none;
+  OffloadTarget offload_param = OffloadTarget::none;  // stage 3
+  bool pin_memory = false;                            // of the offloaded state
 };
 
 struct DataConfig {
@@ -80,6 +94,13 @@ struct OptimizerConfig {
 
 struct PrecisionConfig {
   Precision dtype = Precision::fp32;
+  // fp16 only:
+  double loss_scale = 0;                      // > 0: fixed; 0: dynamic
+  std::int64_t initial_scale_power = 16;      // the dynamic scale starts at 2^this
+  std::int64_t loss_scale_window = 1000;      // steps without overflow until it doubles
+  std::int64_t hysteresis = 2;                // overflows until it halves
+  double min_loss_scale = 1;                  // the dynamic scale is never less
+  std::int64_t consecutive_skips_limit = 50;  // so many skipped steps in a row end the run
 };
 
 struct KernelsConfig {
@@ -117,6 +138,7 @@ struct Config {
   RunConfig run;
   ModelConfig model;
   ParallelConfig parallel;
+  ZeroConfig zero;
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
@@ -178,5 +200,6 @@ std::string to_text(Recompute value);
 std::string to_text(LearningRateSchedule value);
 std::string to_text(Precision value);
 std::string to_text(AttentionKernel value);
+std::string to_text(OffloadTarget value);
 
 }  // namespace potato

@@ -14,6 +14,7 @@ struct AdamWStep {
   double weight_decay = 0;    // 0 for tensors without decay
   std::int64_t step = 1;      // 1 for the first update: bias corrections 1 − beta^step
   double max_norm = 0;        // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+  bool skip_nonfinite = false;
   double gradient_scale = 1;  // multiplied into the gradient before anything else; 1 / loss scale
 };
 
@@ -25,6 +26,8 @@ struct AdamWStep {
 // squared_norm [1] fp64 is read on the stream; it is the squared global norm of all gradient · gradient_scale, and only
 // read where max_norm > 0. Elementwise: the same for any split of the memory.
 void adamw(TensorView weight, TensorView working_copy, ConstTensorView gradient, TensorView exp_avg,
+           TensorView exp_avg_sq, ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream);
+void adamw_on_host(TensorView weight, TensorView working_copy, ConstTensorView gradient, TensorView exp_avg,
            TensorView exp_avg_sq, ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream);
 
 }  // namespace potato

@@ -8,6 +8,8 @@ namespace potato {
 
 // x = value, rounded to x's dtype. Any shape; fp32, fp64, bf16 or fp16.
 void fill(TensorView x, double value, Stream& stream);
+// x = 0. Any shape; fp32, fp64, bf16 or fp16. x may also lie in host memory beside a GPU's stream.
+void zero(TensorView x, Stream& stream);
 // destination = source; same element count and dtype (any); no overlap.
 void copy(ConstTensorView source, TensorView destination, Stream& stream);
 // destination = source, rounded to nearest even; same element count; no overlap unless the dtypes are of one width and

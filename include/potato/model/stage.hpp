@@ -34,6 +34,9 @@ class Stage final : public StageProgram {
   Tensor forward(int chunk, int micro_batch, Tensor input) override;
   Tensor backward(int chunk, int micro_batch, Tensor output_gradient) override;
 
+  // Appends the units that a pass enters, in order.
+  void append_uses(const Pass& pass, std::vector<int>& uses) const;
+
   // The logits [B, V_local] of the last forward with logits_position >= 0; empty elsewhere than on the last stage.
   Tensor take_logits() { return std::move(logits_); }
   // Time of this stage's passes on the compute stream, collectives inside included.
@@ -49,6 +52,7 @@ class Stage final : public StageProgram {
   struct Chunk {
     std::int64_t first_layer = 0;
     std::vector<TransformerBlock> blocks;
+    std::vector<int> units;  // of the blocks
   };
   struct Saved {
     int chunk = -1;  // −1: free
@@ -57,6 +61,10 @@ class Stage final : public StageProgram {
     Tensor head_gradient;  // [M_local, C]
   };
 
+  // Around every use of units' parameters.
+  void enter(std::span<const int> units, bool backward);
+  void leave(std::span<const int> units);
+  Tensor embed(const MicroBatch& batch);
   Saved& claim(int chunk, int micro_batch);
   Saved& find(int chunk, int micro_batch);
   bool is_first(int chunk) const { return embedding_.has_value() && chunk == 0; }
@@ -67,6 +75,8 @@ class Stage final : public StageProgram {
   VocabularyShard vocabulary_;
   std::optional<Embedding> embedding_;
   std::optional<LmHead> head_;
+  std::vector<int> embedding_units_;
+  std::vector<int> head_units_;
   std::vector<Chunk> chunks_;
   std::vector<Saved> saved_;
   std::span<const MicroBatch> micro_batches_;

@@ -9,10 +9,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "potato/checkpoint/checkpoint.hpp"
 #include "potato/comm/process_grid.hpp"
 #include "potato/config/config.hpp"
 #include "potato/device/arena.hpp"
@@ -20,22 +22,40 @@
 #include "potato/device/timer.hpp"
 #include "potato/model/stage.hpp"
 #include "potato/optim/gradient_reducer.hpp"
+#include "potato/optim/loss_scaler.hpp"
 #include "potato/optim/optimizer.hpp"
+#include "potato/optim/weight_gatherer.hpp"
 #include "potato/params/registry.hpp"
 #include "potato/tensor/mirrored.hpp"
 
 namespace potato {
 
-// Memory by owner, bytes of this rank. `optimizer` holds master weights and moments; `host` is pinned memory beside a
-// GPU.
-enum class Owner : std::uint8_t { parameters, gradients, optimizer, activations, buffers, workspace, host };
-inline constexpr std::array<const char*, 7> owner_names = {"parameters", "gradients", "optimizer",   "activations",
-                                                           "buffers",    "workspace", "host buffers"};
+// Memory by owner, bytes of this rank. `host` is pinned memory beside a GPU; `offloaded` host memory with what
+// zero.offload_optimizer and zero.offload_param keep there.
+enum class Owner : std::uint8_t {
+  parameters,
+  gradients,
+  master,
+  moments,
+  activations,
+  buffers,
+  workspace,
+  host,
+  offloaded
+};
+inline constexpr std::array<const char*, 9> owner_names = {"parameters", "gradients", "master weights",
+                                                           "moments",    "activations", "buffers",
+                                                           "workspace",  "host buffers", "offloaded"};
 using OwnerBytes = std::array<std::int64_t, owner_names.size()>;
 
+// Whether an owner's memory is the host's, also beside a GPU.
+constexpr bool is_on_host(Owner owner) { return owner == Owner::host || owner == Owner::offloaded; }
+
 struct StepResult {
-  double loss = 0;       // mean over the step's counted targets, in nats
-  double grad_norm = 0;  // global, before clipping
+  double loss = 0;        // mean over the step's counted targets, in nats
+  double grad_norm = 0;   // global, before clipping
+  double loss_scale = 1;  // that the step was made with
+  bool skipped = false;   // fp16: the gradients were not finite, nothing was updated
 };
 
 // Seconds that this rank's streams spent.
@@ -43,17 +63,21 @@ struct PhaseTimes {
   double forward_s = 0;   // without the collectives inside
   double backward_s = 0;  // without the collectives inside
   double tensor_comm_s = 0;
-  double data_comm_s = 0;  // may hide behind backward
+  double data_comm_s = 0;  // may hide behind computation
+  double data_wait_s = 0;  // of it not hidden: the compute stream waits
   double bubble_s = 0;     // waiting for other stages
   double optimizer_s = 0;
+  double host_update_s = 0;  // of it the update in host memory, copies included
 
   PhaseTimes& operator+=(const PhaseTimes& other) noexcept {
     forward_s += other.forward_s;
     backward_s += other.backward_s;
     tensor_comm_s += other.tensor_comm_s;
     data_comm_s += other.data_comm_s;
+    data_wait_s += other.data_wait_s;
     bubble_s += other.bubble_s;
     optimizer_s += other.optimizer_s;
+    host_update_s += other.host_update_s;
     return *this;
   }
 };
@@ -81,9 +105,10 @@ class Engine {
   bool needs_data() const noexcept { return grid_.is_first_stage() || grid_.is_last_stage(); }
 
   // --- Training: enqueue returns at once; finish waits. Collective over the grid. ---
-  // num_targets: counted targets of the whole global batch; update: 1 for the first.
+  // num_targets: counted targets of the whole global batch; update: 1 for the first, skipped steps not counted. For
+  // tests: with `overflows` the loss gradient is infinite.
   void enqueue_step(int buffer, std::int64_t first_sample, std::int64_t num_targets, double learning_rate,
-                    std::int64_t update);
+                    std::int64_t update, bool overflows = false);
   StepResult finish_step();
 
   // Sum of the losses of a global batch, in nats; no update. Collective over the grid.
@@ -94,12 +119,16 @@ class Engine {
   using ChooseToken = std::function<std::int32_t(std::int64_t, const double*, std::int64_t)>;
   const std::vector<std::int32_t>& next_tokens(std::int64_t length, const ChooseToken& choose);
 
-  // The state that a checkpoint holds, in host memory: master weights, exp_avg, exp_avg_sq, each [num_flat_elems]. On a
-  // GPU a copy, made on first use and filled by fetch_state(); on the CPU the memory itself. Both wait for the streams.
-  static constexpr std::size_t num_state_tensors = 3;
-  const std::array<TensorView, num_state_tensors>& fetch_state();
-  // After the host changed what fetch_state() gave: the copy goes to the device, and working copies are made anew.
+  // The state that a checkpoint holds, as pieces in host memory: master weights, exp_avg, exp_avg_sq. Where it lies on a
+  // GPU copies of it, made on first use and filled here. Waits for the streams.
+  std::vector<TensorGroup> fetch_state();
+  // After the host changed what fetch_state() gave: copies go to the device, and weights are made anew on all ranks.
+  // Collective over the grid.
   void restore_state();
+  LossScaler& loss_scaler() noexcept { return loss_scaler_; }
+  // The parameter with a non-finite gradient whose backward came first in the last step, on this rank: its name, and its
+  // place in that order. Nothing where all are finite. Waits for the streams.
+  std::optional<std::pair<std::int64_t, std::string>> first_nonfinite_gradient();
 
   void synchronize();
   ParameterRegistry& registry() noexcept { return registry_; }
@@ -115,9 +144,19 @@ class Engine {
   PhaseTimes take_times() noexcept { return std::exchange(times_, {}); }
 
  private:
-  std::array<TensorView, num_state_tensors> device_state() const {
-    return {registry_.master(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
+  // Flat blocks, in the order of fetch_state().
+  static constexpr std::size_t num_state_blocks = 3;
+  std::array<TensorView, num_state_blocks> state_blocks() const {
+    return {registry_.master_block(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
   }
+  // Where a block's copy in host memory lies, or itself.
+  TensorView in_host_memory(std::size_t block, const TensorView& part) const;
+  // Forward of micro-batch 0 through all chunks.
+  std::span<const Pass> one_micro_batch() const;
+  // All ranks' weights from the shards that were just made.
+  void gather_weights();
+  // Runs passes with the units' weights gathered as they need them.
+  void run_passes(std::span<const Pass> passes, std::span<const int> uses);
   // Waits for the streams, throws where a communicator is in trouble, and gives the times of what was done since the
   // last call.
   PhaseTimes settle();
@@ -139,8 +178,12 @@ class Engine {
   Schedule schedule_;
   std::vector<Pass> forward_passes_;
   std::optional<Stage> stage_;
+  std::vector<int> training_uses_;  // units in the order of the passes
+  std::vector<int> evaluation_uses_;
+  std::vector<int> sampling_uses_;
   std::optional<PipelineExecutor> executor_;
   std::optional<GradientReducer> reducer_;
+  std::optional<WeightGatherer> gatherer_;
   std::optional<Optimizer> optimizer_;
   Tensor workspace_;  // scratch of a GPU's kernels
   Mirrored tokens_;   // [buffers, num_micro_batches · B·T] int32
@@ -152,9 +195,10 @@ class Engine {
   std::vector<std::int32_t> chosen_;
   std::vector<double> row_logits_;
   std::int64_t num_targets_ = 1;
-  std::optional<Arena> state_arena_;
-  std::array<TensorView, num_state_tensors> host_state_;
-  std::vector<FlatRange> norm_ranges_;
+  std::optional<Arena> state_arena_;  // copies of state_blocks() in host memory
+  std::array<TensorView, num_state_blocks> state_copies_;
+  std::vector<ShardRange> norm_ranges_;
+  LossScaler loss_scaler_;
   StreamTimer optimizer_timer_;
   PhaseTimes times_;
 };

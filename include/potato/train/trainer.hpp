@@ -58,7 +58,8 @@ class Trainer {
   void fill_batch(int buffer, const SampleSource& source, std::int64_t first_sample) const;
   std::int64_t count_targets(const SampleSource& source, std::int64_t first_sample) const;
   void generate();
-  std::vector<TensorGroup> checkpoint_groups();
+  // Throws where too many steps in a row were skipped, with the first tensor that was not finite.
+  void check_skips() const;
   CheckpointInfo checkpoint_info() const;
   std::string checkpoint_folder() const { return config_.run.dir + "/checkpoints"; }
 
@@ -76,7 +77,8 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine
   std::unique_ptr<Reporter> reporter_;
-  std::int64_t step_ = 0;            // updates done
+  std::int64_t step_ = 0;            // done
+  std::int64_t updates_ = 0;         // of them not skipped
   std::int64_t next_sample_ = 0;     // global sample number of the next step's first sample
   std::int64_t tokens_ = 0;          // seen
   int buffer_ = 0;                   // that holds the next step's batch
