@@ -362,28 +362,21 @@ void Engine::synchronize() {
 }
 
 TensorView Engine::in_host_memory(std::size_t block, const TensorView& part) const {
-  if (part.device.kind != DeviceKind::cuda) return part;
+  if (!state_copies_[block].is_held()) return part;
   const auto offset_bytes = static_cast<const char*>(part.data) - static_cast<const char*>(state_blocks()[block].data);
-  return {static_cast<char*>(state_copies_[block].data) + offset_bytes, part.dtype, part.shape, Device{}};
+  const TensorView copy = state_copies_[block].view();
+  return {static_cast<char*>(copy.data) + offset_bytes, part.dtype, part.shape, copy.device};
 }
 
 std::vector<TensorGroup> Engine::fetch_state() {
   synchronize();
   const auto blocks = state_blocks();
-  std::int64_t copied_bytes = 0;
-  for (const TensorView& block : blocks) {
-    if (block.device.kind == DeviceKind::cuda) copied_bytes += block.num_bytes() + Arena::alignment_bytes;
-  }
-  if (!state_arena_ && copied_bytes > 0) state_arena_.emplace(Device{}, "the checkpoint's host copy", copied_bytes);
   std::vector<TensorGroup> groups;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const TensorView& block = blocks[i];
-    if (block.device.kind == DeviceKind::cuda) {
-      TensorView& place = state_copies_[i];
-      if (place.data == nullptr) {
-        place = {state_arena_->allocate(block.num_bytes()), block.dtype, block.shape, Device{}};
-      }
-      compute_.transfer(place.data, block.data, block.num_bytes());
+    if (target_kind(device_) == DeviceKind::cuda && !registry_.options().master_on_host) {
+      if (!state_copies_[i].is_held()) state_copies_[i] = Tensor(arena(Owner::snapshot), block.dtype, block.shape);
+      compute_.transfer(state_copies_[i].view().data, block.data, block.num_bytes());
     }
     TensorGroup& group = groups.emplace_back();
     group.prefix = state_prefixes[i];
@@ -403,8 +396,8 @@ std::vector<TensorGroup> Engine::fetch_state() {
 void Engine::restore_state() {
   const auto blocks = state_blocks();
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].device.kind != DeviceKind::cuda) continue;
-    compute_.transfer(blocks[i].data, state_copies_[i].data, blocks[i].num_bytes());
+    if (!state_copies_[i].is_held()) continue;
+    compute_.transfer(blocks[i].data, state_copies_[i].view().data, blocks[i].num_bytes());
   }
   registry_.refresh_weights(compute_);
   gather_weights();
@@ -477,12 +470,22 @@ std::int64_t boundary_bytes(const Config& config, const GridShape& shape) {
          dtype_bytes(storage_dtype(config.precision.dtype));
 }
 
+std::int64_t logits_bytes(const Config& config, const GridShape& shape) {
+  const std::int64_t rows = config.train.micro_batch_size * config.train.sequence_length;
+  const std::int64_t chunk = config.train.loss_chunk_tokens;
+  return (chunk > 0 ? std::min(chunk, rows) : rows) *
+         vocabulary_shard(config.model.vocab_size, 0, static_cast<int>(shape.tensor)).num_rows *
+         dtype_bytes(storage_dtype(config.precision.dtype));
+}
+
 OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world_rank, DeviceKind kind) {
   Engine dry(config, make_dry_communicators(shape, world_rank), Device{DeviceKind::dry, 0, kind}, {}, {});
   dry.enqueue_step(0, 0, 1, 0, 1);
   dry.finish_step();
   dry.evaluate(0, 0);
   dry.next_tokens(1, [](std::int64_t, const double*, std::int64_t) { return 0; });
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  if (checkpoint.every_steps > 0 || checkpoint.at_end || checkpoint.resume != "none") dry.fetch_state();
   return dry.peak_bytes();
 }
 

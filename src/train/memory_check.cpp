@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "potato/device/device_memory.hpp"
+#include "potato/device/host_memory.hpp"
 
 namespace potato {
 
@@ -26,8 +27,19 @@ std::string gigabytes(std::int64_t num_bytes) {
   return text;
 }
 
-// Settings with which this rank would need at most `limit_bytes`, each with what it then needs.
-std::string fitting_settings(const Config& config, const GridShape& shape, int world_rank, std::int64_t limit_bytes) {
+// On the CPU all of it is the host's.
+std::int64_t on_host(const OwnerBytes& bytes, DeviceKind kind) {
+  std::int64_t total = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (kind != DeviceKind::cuda || is_on_host(static_cast<Owner>(i))) total += bytes[i];
+  }
+  return total;
+}
+
+// Settings with which this rank would need at most `limit_bytes` by `measure`, each with what it then needs.
+template <typename Measure>
+std::string fitting_settings(const Config& config, const GridShape& shape, int world_rank, DeviceKind kind,
+                             std::int64_t limit_bytes, const Measure& measure) {
   std::vector<std::pair<std::string, Config>> candidates;
   const auto add = [&](const std::string& text, auto change) {
     Config changed = config;
@@ -50,13 +62,29 @@ std::string fitting_settings(const Config& config, const GridShape& shape, int w
       c.train.recompute = Recompute::full;
     });
   }
+  const auto offload = [](Config& c) { c.zero.offload_optimizer = OffloadTarget::cpu; };
+  for (std::int64_t stage = config.zero.stage + 1; stage <= 3 && shape.data > 1; ++stage) {
+    const auto split = [stage](Config& c) {
+      c.zero.stage = stage;
+      if (stage == 3) c.zero.reduce_bucket_size = ZeroConfig{}.reduce_bucket_size;
+    };
+    add(cat("zero.stage = ", stage), split);
+  }
+  if (kind == DeviceKind::cuda && config.zero.offload_optimizer == OffloadTarget::none) {
+    add("zero.offload_optimizer = cpu", offload);
+    add("zero.offload_optimizer = cpu with train.recompute = full", [&](Config& c) {
+      offload(c);
+      c.train.recompute = Recompute::full;
+    });
+  }
   std::string text;
   for (const auto& [name, changed] : candidates) {
-    const std::int64_t needed = on_device(planned_bytes(changed, shape, world_rank, DeviceKind::cuda));
+    if (!check_config(changed, shape.data * shape.tensor * shape.pipeline).empty()) continue;
+    const std::int64_t needed = measure(planned_bytes(changed, shape, world_rank, kind));
     if (needed <= limit_bytes) text += cat(text.empty() ? "" : "; ", name, " (", gigabytes(needed), ")");
   }
   return text.empty()
-             ? "none of train.loss_chunk_tokens, train.recompute, train.micro_batch_size alone; use more ranks "
+             ? "none of train.loss_chunk_tokens, train.recompute, train.micro_batch_size, zero.* alone; use more ranks "
                "(parallel.tensor, parallel.pipeline) or a smaller model"
              : text;
 }
@@ -83,8 +111,40 @@ void check_gpu_memory(const HostGroup& world, const Topology& topology, const Gp
     throw ConfigError(cat("GPU ", gpus.place.bus_id, " of ", topology.host_of_rank[self], " (", gpus.place.name,
                           "): ", num_sharing, " rank(s) need ", gigabytes(needed), ", ", gigabytes(available),
                           " are available; settings with which rank ", world.rank(),
-                          " would fit: ", fitting_settings(config, shape, world.rank(), available / num_sharing)));
+                          " would fit: ",
+                          fitting_settings(config, shape, world.rank(), DeviceKind::cuda, available / num_sharing,
+                                           on_device)));
   });
+}
+
+std::string check_host_memory(const HostGroup& world, const Topology& topology, const Config& config,
+                              const GridShape& shape, DeviceKind kind, const OwnerBytes& planned) {
+  const std::string& host = topology.host_of_rank[static_cast<std::size_t>(world.rank())];
+  const auto measure = [kind](const OwnerBytes& bytes) { return on_host(bytes, kind); };
+  const std::vector<std::string> needs = world.all_gather(std::to_string(measure(planned)));
+  std::int64_t needed = 0;
+  for (std::size_t rank = 0; rank < needs.size(); ++rank) {
+    if (topology.host_of_rank[rank] == host) needed += std::stoll(needs[rank]);
+  }
+  const HostMemoryLimit limit = host_memory_limit();
+  const std::int64_t available =
+      config.run.host_memory_bytes > 0 ? config.run.host_memory_bytes : limit.bytes();
+  const std::string facts =
+      cat("cgroup limit ", limit.cgroup_bytes > 0 ? gigabytes(limit.cgroup_bytes) : "none", ", MemTotal ",
+          limit.mem_total_bytes > 0 ? gigabytes(limit.mem_total_bytes) : "unknown",
+          config.run.host_memory_bytes > 0
+              ? cat(", run.host_memory_bytes ", gigabytes(config.run.host_memory_bytes), " counts")
+              : std::string());
+  world.run_agreed([&] {
+    if (available == 0 || needed <= available) return;
+    throw ConfigError(cat("host ", host, ": ", topology.num_local_ranks, " rank(s) need ", gigabytes(needed),
+                          " of its memory, ", gigabytes(available), " are available (", facts,
+                          "); settings with which rank ", world.rank(), " would fit: ",
+                          fitting_settings(config, shape, world.rank(), kind, available / topology.num_local_ranks,
+                                           measure),
+                          "; or set run.host_memory_bytes where the limit is wrong"));
+  });
+  return cat(gigabytes(needed), " on ", host, " of ", gigabytes(available), " (", facts, ")");
 }
 
 }  // namespace potato

@@ -48,11 +48,23 @@ OwnerBytes largest(const HostGroup& world, const OwnerBytes& bytes) {
   return result;
 }
 
+std::string zero_text(const Config& config, const GridShape& shape) {
+  static constexpr const char* split[] = {"nothing is split", "master weights and moments are split",
+                                          "master weights, moments and gradients are split",
+                                          "master weights, moments, gradients and parameters are split"};
+  const ZeroConfig& zero = config.zero;
+  std::string text = cat("stage ", zero.stage, ": ", split[zero.stage], " over ", shape.data, " data rank(s)");
+  if (zero.offload_optimizer == OffloadTarget::cpu) text += "; master weights and moments lie and are updated in host memory";
+  if (zero.offload_param == OffloadTarget::cpu) text += "; parameters lie in host memory";
+  return text + (zero.overlap_comm ? "" : "; no overlap of communication");
+}
+
 }  // namespace
 
 std::string numerics_fingerprint(const Config& config, const GridShape& shape, const GpuTopology* gpus) {
   const std::string common =
-      cat(to_text(config.precision.dtype), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
+      cat(to_text(config.precision.dtype), ", ZeRO stage ", config.zero.stage, ", offload ",
+          to_text(config.zero.offload_optimizer), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
           ", micro-batch ", config.train.micro_batch_size, ", ", mpi_library_version());
   if (gpus != nullptr) {
     std::string nccl;
@@ -97,6 +109,9 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
   std::printf("  groups    tensor %s| data %s| pipeline %s\n", groups_text(shape, Axis::tensor).c_str(),
               groups_text(shape, Axis::data).c_str(), groups_text(shape, Axis::pipeline).c_str());
   const std::int64_t micro_batches = num_micro_batches(config, shape);
+  if (config.zero.stage > 0 || config.zero.offload_optimizer != OffloadTarget::none) {
+    std::printf("zero        %s\n", zero_text(config, shape).c_str());
+  }
   std::printf("model       %s, %lld layers, %lld wide, %lld heads, vocabulary %lld: %lld parameters, %s\n",
               config.model.family.c_str(), static_cast<long long>(config.model.num_layers),
               static_cast<long long>(config.model.hidden_size), static_cast<long long>(config.model.num_heads),
@@ -121,6 +136,9 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
     total += static_cast<double>(planned[i]);
   }
   std::printf("in all %s\n", bytes_text(total).c_str());
+  std::printf("            the loss's logits take %s of the activations on the last stage\n",
+              bytes_text(static_cast<double>(logits_bytes(config, shape))).c_str());
+  std::printf("            host memory: %s\n", facts.host_memory.c_str());
   std::fflush(stdout);
 }
 

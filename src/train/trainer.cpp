@@ -188,6 +188,9 @@ void Trainer::choose_device() {
   if (choice == DeviceChoice::cuda && precision == Precision::fp64) {
     problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32 or bf16");
   }
+  if (choice == DeviceChoice::cpu && config_.zero.pin_memory) {
+    problems.emplace_back("zero.pin_memory = true has no effect on CPU ranks; remove it");
+  }
   for (const std::string& problem : attention_problems(config_)) problems.push_back(problem);
   world_.agree(problems);
   if (choice == DeviceChoice::cpu) return;
@@ -211,6 +214,7 @@ void Trainer::open_data() {
 
 void Trainer::make_engine() {
   planned_ = planned_bytes(config_, shape_, world_.rank(), device_.kind);
+  host_memory_ = check_host_memory(world_, topology_, config_, shape_, device_.kind, planned_);
   if constexpr (with_cuda) {
     if (gpus_) {
       check_gpu_memory(world_, topology_, *gpus_, config_, shape_, planned_);
@@ -300,6 +304,7 @@ void Trainer::print_start() const {
   facts.data_description = data_->description();
   facts.holds = engine_->stage().describe();
   facts.planned = planned_;
+  facts.host_memory = host_memory_;
   facts.device = gpus_ ? cat(device_name(device_), " ", gpus_->place.name) : device_name(device_);
   facts.transport = gpus_ ? cat(transport_name(gpus_->transport), ": ", gpus_->reason) : "mpi";
   facts.binding = binding_;

@@ -81,3 +81,23 @@ TEST_CASE("adamw reads no norm where it does not clip", "[gpu][kernel]") {
   arrays.step(false, settings, on.stream);
   CHECK(arrays.weight.distance() <= tolerance(DType::f32));
 }
+
+TEST_CASE("adamw skips an update whose norm is not finite", "[gpu][kernel]") {
+  Gpu on;
+  Stream cpu = twin_stream();
+  Arrays arrays(on, DType::f16, 1000, 0);
+  AdamWStep settings;
+  settings.learning_rate = 1e-2;
+  settings.skip_nonfinite = true;
+  arrays.step(false, settings, on.stream);
+  const auto weight = arrays.weight.device_values();
+  const auto copy = arrays.copy.device_values();
+  const auto exp_avg_sq = arrays.exp_avg_sq.device_values();
+  for (const double norm : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    arrays.norm.set({norm});
+    arrays.step(false, settings, on.stream);
+    CHECK(arrays.weight.device_values() == weight);
+    CHECK(arrays.copy.device_values() == copy);
+    CHECK(arrays.exp_avg_sq.device_values() == exp_avg_sq);
+  }
+}

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "potato/kernels/adamw.hpp"
 #include "support/catch.hpp"
@@ -173,4 +174,56 @@ TEST_CASE("adamw refuses shapes that do not fit and a step of 0", "[kernels][ada
   CHECK_THROWS_AS(step_with({copy.data(), DType::bf16, {7}, Device{}}, gradient.view()), Error);
   CHECK_THROWS_AS(step_with({copy.data(), DType::f32, {8}, Device{}}, gradient.view()), Error);
   CHECK_THROWS_AS(step_with(no_copy, {copy.data(), DType::bf16, {8}, Device{}}), Error);
+}
+
+TEST_CASE("adamw changes nothing where the norm is not finite and it has to skip", "[kernels][adamw]") {
+  constexpr std::int64_t n = 37;
+  const auto gradient = random_tensor<float>({n}, 3);
+  AdamWStep settings = settings_of(0.1, 0);
+  settings.skip_nonfinite = true;
+  State<float> state(n);
+  state.step(gradient, 1, settings);
+  const State<float> before = state;
+  for (const double norm : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    state.step(gradient, norm, settings);
+    CHECK(state.weight.data == before.weight.data);
+    CHECK(state.exp_avg.data == before.exp_avg.data);
+    CHECK(state.exp_avg_sq.data == before.exp_avg_sq.data);
+  }
+  settings.skip_nonfinite = false;
+  state.step(gradient, std::numeric_limits<double>::infinity(), settings);  // no clipping: the norm is not read
+  CHECK(state.weight.data != before.weight.data);
+}
+
+TEMPLATE_TEST_CASE("adamw on the host is the same update, and a skipped one still gives the working copy",
+                   "[kernels][adamw]", BFloat16, Float16) {
+  constexpr std::int64_t n = 70001;
+  const auto gradient = random_tensor<float>({n}, 3);
+  State<float> on_device(n);
+  State<float> on_host(n);
+  HostTensor<TestType> device_copy({n});
+  HostTensor<TestType> host_copy({n});
+  HostTensor<double> norm({1}, 9.0);
+  AdamWStep settings = settings_of(0.1, 1);
+  settings.skip_nonfinite = true;
+  Stream stream = cpu_stream(2);
+  adamw(on_device.weight.view(), device_copy.view(), gradient.view(), on_device.exp_avg.view(),
+        on_device.exp_avg_sq.view(), norm.view(), settings, stream);
+  const auto update_on_host = [&] {
+    adamw_on_host(on_host.weight.view(), host_copy.view(), gradient.view(), on_host.exp_avg.view(),
+                  on_host.exp_avg_sq.view(), norm.view(), settings, stream);
+    stream.synchronize();
+  };
+  update_on_host();
+  const auto same_bits = [&] {
+    return std::equal(host_copy.data.begin(), host_copy.data.end(), device_copy.data.begin(),
+                      [](TestType a, TestType b) { return a.bits == b.bits; });
+  };
+  CHECK(on_host.weight.data == on_device.weight.data);
+  CHECK(same_bits());
+  std::fill(host_copy.data.begin(), host_copy.data.end(), TestType(7.0F));
+  norm.data[0] = std::numeric_limits<double>::infinity();
+  update_on_host();
+  CHECK(on_host.weight.data == on_device.weight.data);
+  CHECK(same_bits());
 }

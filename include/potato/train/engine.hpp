@@ -30,8 +30,9 @@
 
 namespace potato {
 
-// Memory by owner, bytes of this rank. `host` is pinned memory beside a GPU; `offloaded` host memory with what
-// zero.offload_optimizer and zero.offload_param keep there.
+// Memory by owner, bytes of this rank. The last three are host memory beside a GPU: pinned buffers, what
+// zero.offload_optimizer and zero.offload_param keep there (on CPU ranks too), and the copy that a checkpoint is written
+// from.
 enum class Owner : std::uint8_t {
   parameters,
   gradients,
@@ -41,15 +42,16 @@ enum class Owner : std::uint8_t {
   buffers,
   workspace,
   host,
-  offloaded
+  offloaded,
+  snapshot
 };
-inline constexpr std::array<const char*, 9> owner_names = {"parameters", "gradients", "master weights",
-                                                           "moments",    "activations", "buffers",
-                                                           "workspace",  "host buffers", "offloaded"};
+inline constexpr std::array<const char*, 10> owner_names = {"parameters",   "gradients", "master weights", "moments",
+                                                            "activations",  "buffers",   "workspace",
+                                                            "host buffers", "offloaded", "snapshot"};
 using OwnerBytes = std::array<std::int64_t, owner_names.size()>;
 
 // Whether an owner's memory is the host's, also beside a GPU.
-constexpr bool is_on_host(Owner owner) { return owner == Owner::host || owner == Owner::offloaded; }
+constexpr bool is_on_host(Owner owner) { return owner >= Owner::host; }
 
 struct StepResult {
   double loss = 0;        // mean over the step's counted targets, in nats
@@ -195,8 +197,7 @@ class Engine {
   std::vector<std::int32_t> chosen_;
   std::vector<double> row_logits_;
   std::int64_t num_targets_ = 1;
-  std::optional<Arena> state_arena_;  // copies of state_blocks() in host memory
-  std::array<TensorView, num_state_blocks> state_copies_;
+  std::array<Tensor, num_state_blocks> state_copies_;  // of state_blocks(), in host memory
   std::vector<ShardRange> norm_ranges_;
   LossScaler loss_scaler_;
   StreamTimer optimizer_timer_;
@@ -205,6 +206,9 @@ class Engine {
 
 // Bytes of the activation that one pipeline stage hands to the next for a micro-batch.
 std::int64_t boundary_bytes(const Config& config, const GridShape& shape);
+
+// Bytes of the logits that the last stage holds at once, part of its activations.
+std::int64_t logits_bytes(const Config& config, const GridShape& shape);
 
 // What a rank at `world_rank` of the grid will claim: a dry run of one step, an evaluation and a sampled token.
 // `kind` is the device that the real run uses.

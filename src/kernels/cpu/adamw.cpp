@@ -14,6 +14,13 @@ namespace potato::cpu {
 template <typename T, typename Copy>
 void adamw(T* weight, Copy* working_copy, const T* gradient, T* exp_avg, T* exp_avg_sq, const double* squared_norm,
            const AdamWStep& settings, std::int64_t num_elems) {
+  if (settings.skip_nonfinite && !std::isfinite(*squared_norm)) {
+    if constexpr (!std::is_void_v<Copy>) {
+#pragma omp parallel for simd schedule(static) if (parallel : num_elems > min_parallel_elems)
+      for (std::int64_t i = 0; i < num_elems; ++i) working_copy[i].bits = Copy(weight[i]).bits;
+    }
+    return;
+  }
   // All factors in double, rounded once.
   double clip = 1;
   if (settings.max_norm > 0) clip = std::min(1.0, settings.max_norm / (std::sqrt(*squared_norm) + 1e-6));

@@ -21,6 +21,7 @@ struct Factors {
   float eps;
   double gradient_scale;
   double max_norm;  // > 0: clips
+  bool skip_nonfinite;
 
   explicit Factors(const AdamWStep& settings)
       : beta1(static_cast<float>(settings.beta1)),
@@ -33,7 +34,8 @@ struct Factors {
         root_scale(static_cast<float>(1 / std::sqrt(1 - std::pow(settings.beta2, static_cast<double>(settings.step))))),
         eps(static_cast<float>(settings.eps)),
         gradient_scale(settings.gradient_scale),
-        max_norm(settings.max_norm) {}
+        max_norm(settings.max_norm),
+        skip_nonfinite(settings.skip_nonfinite) {}
 };
 
 // The four arrays of a step; `working_copy` may be null.
@@ -75,6 +77,7 @@ __device__ __forceinline__ void update(const Arrays<Copy>& arrays, const Factors
 template <int N, typename Copy>
 __global__ void __launch_bounds__(block_threads)
     adamw_kernel(Arrays<Copy> arrays, Factors factors, const double* squared_norm, std::int64_t num_elems) {
+  if (factors.skip_nonfinite && !isfinite(*squared_norm)) return;
   __shared__ float shared_scale;
   if (threadIdx.x == 0) {
     double scale = factors.gradient_scale;
@@ -113,7 +116,8 @@ void launch_adamw(const Arrays<Copy>& arrays, const Factors& factors, const doub
 
 void adamw(TensorView weight, TensorView working_copy, ConstTensorView gradient, TensorView exp_avg,
            TensorView exp_avg_sq, ConstTensorView squared_norm, const AdamWStep& settings, Stream& stream) {
-  const double* norm = settings.max_norm > 0 ? squared_norm.as<double>() : nullptr;
+  const bool reads_norm = settings.max_norm > 0 || settings.skip_nonfinite;
+  const double* norm = reads_norm ? squared_norm.as<double>() : nullptr;
   const auto run = [&](auto* copy) {
     launch_adamw(Arrays<std::remove_pointer_t<decltype(copy)>>{data_of<float>(weight), copy, data_of<float>(gradient),
                                                                data_of<float>(exp_avg), data_of<float>(exp_avg_sq)},
