@@ -1,10 +1,13 @@
 #include "potato/comm/mpi_communicator.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "potato/comm/mpi_check.hpp"
 #include "potato/core/allocations.hpp"
+#include "potato/core/clock.hpp"
 #include "potato/core/narrow.hpp"
 
 namespace potato {
@@ -72,8 +75,8 @@ struct HalfOps {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(Axis axis, MPI_Comm comm, int rank, int num_ranks)
-      : Communicator(axis, rank, num_ranks), comm_(comm) {}
+  MpiCommunicator(Axis axis, MPI_Comm comm, int rank, int num_ranks, const LinkOptions& link)
+      : Communicator(axis, rank, num_ranks), comm_(comm), link_(link) {}
   ~MpiCommunicator() override { MPI_Comm_free(&comm_); }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -81,11 +84,32 @@ class MpiCommunicator final : public Communicator {
   std::string_view transport() const override { return "mpi"; }
 
  private:
+  // Lasts at least as long as the slow link takes for this rank's part of so many bytes.
+  class LinkTime {
+   public:
+    LinkTime(const MpiCommunicator& on, std::int64_t num_bytes) : end_s_(0) {
+      if (on.link_.gb_per_s <= 0) return;
+      const double part = static_cast<double>(on.num_ranks() - 1) / on.num_ranks();
+      end_s_ = now_s() + part * static_cast<double>(num_bytes) / (on.link_.gb_per_s * 1e9);
+    }
+    ~LinkTime() {
+      if (const double left_s = end_s_ - now_s(); left_s > 0) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(left_s));
+      }
+    }
+    LinkTime(const LinkTime&) = delete;
+    LinkTime& operator=(const LinkTime&) = delete;
+
+   private:
+    double end_s_;
+  };
+
   void do_all_reduce(TensorView x, ReduceOp op, Stream& stream) override {
     const MPI_Datatype type = mpi_type(x.dtype);
     const std::int64_t elem_bytes = dtype_bytes(x.dtype);
     stream.enqueue([this, x, type, elem_bytes, mpi_op = ops_.pick(x.dtype, op)] {
       const LibraryScope scope;
+      const LinkTime time(*this, 2 * x.num_bytes());
       for (std::int64_t begin = 0; begin < x.num_elems(); begin += max_elems_per_call) {
         const auto count = static_cast<int>(std::min(max_elems_per_call, x.num_elems() - begin));
         PC_MPI(
@@ -104,6 +128,7 @@ class MpiCommunicator final : public Communicator {
     const int count = narrow<int>(shard.num_elems());
     stream.enqueue([this, shard, full, type, count] {
       const LibraryScope scope;
+      const LinkTime time(*this, full.num_bytes());
       const bool in_place = shard.data == place_in(full, shard.num_bytes());
       PC_MPI(MPI_Allgather(in_place ? MPI_IN_PLACE : shard.data, count, type, full.data, count, type, comm_));
     });
@@ -114,6 +139,7 @@ class MpiCommunicator final : public Communicator {
     const int count = narrow<int>(shard.num_elems());
     stream.enqueue([this, full, shard, type, count, mpi_op = ops_.pick(full.dtype, ReduceOp::sum)] {
       const LibraryScope scope;
+      const LinkTime time(*this, full.num_bytes());
       if (shard.data != place_in(full, shard.num_bytes())) {
         PC_MPI(MPI_Reduce_scatter_block(full.data, shard.data, count, type, mpi_op, comm_));
         return;
@@ -163,12 +189,13 @@ class MpiCommunicator final : public Communicator {
   }
 
   MPI_Comm comm_;
+  LinkOptions link_;
   HalfOps ops_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator(Axis axis, MPI_Comm comm) {
+std::unique_ptr<Communicator> make_mpi_communicator(Axis axis, MPI_Comm comm, const LinkOptions& link) {
   MPI_Comm own = MPI_COMM_NULL;
   PC_MPI(MPI_Comm_dup(comm, &own));
   PC_MPI(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
@@ -176,7 +203,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(Axis axis, MPI_Comm comm) {
   int num_ranks = 1;
   PC_MPI(MPI_Comm_rank(own, &rank));
   PC_MPI(MPI_Comm_size(own, &num_ranks));
-  return std::make_unique<MpiCommunicator>(axis, own, rank, num_ranks);
+  return std::make_unique<MpiCommunicator>(axis, own, rank, num_ranks, link);
 }
 
 }  // namespace potato

@@ -90,8 +90,10 @@ GridCommunicators make_on_groups(MPI_Comm comm, const GridShape& shape, Make&& m
 
 }  // namespace
 
-GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape) {
-  return make_on_groups(comm, shape, [](Axis axis, MPI_Comm group, int) { return make_mpi_communicator(axis, group); });
+GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape, const LinkOptions& data_link) {
+  return make_on_groups(comm, shape, [&](Axis axis, MPI_Comm group, int) {
+    return make_mpi_communicator(axis, group, axis == Axis::data ? data_link : LinkOptions{});
+  });
 }
 
 GridCommunicators make_gpu_communicators(MPI_Comm comm, const GridShape& shape, Device device, Transport transport,

@@ -109,7 +109,7 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
     const NextNorm next = is_end || !fuses_next ? NextNorm{}
                                                 : NextNorm{&layers.blocks[i + 1].first_norm(),
                                                            &saved.blocks[i + 1].attention.norm};
-    enter({&layers.units[i], 1}, false);
+    enter({&layers.units[i], next.norm != nullptr ? 2UL : 1UL}, false);
     x = layers.blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
     leave({&layers.units[i], 1});
   }

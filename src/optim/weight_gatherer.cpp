@@ -1,6 +1,6 @@
 #include "potato/optim/weight_gatherer.hpp"
 
-#include <algorithm>
+#include <utility>
 
 namespace potato {
 
@@ -14,7 +14,7 @@ WeightGatherer::WeightGatherer(ParameterRegistry& registry, const GridCommunicat
       options_(options) {
   for (int i = 0; i < registry.num_units(); ++i) units_.emplace_back();
   for (int i = 0; i < static_cast<int>(registry.buckets().size()); ++i) {
-    updated_.emplace_back();
+    buckets_.emplace_back();
     for (const int index : registry.bucket(i).units) {
       Unit& unit = units_[static_cast<std::size_t>(index)];
       unit.buckets.push_back(i);
@@ -24,35 +24,44 @@ WeightGatherer::WeightGatherer(ParameterRegistry& registry, const GridCommunicat
   }
 }
 
-void WeightGatherer::updated(int bucket, Stream& stream) {
+void WeightGatherer::updated(int bucket) {
   if (!registry_.shards_optimizer()) return;
-  Event& event = updated_[static_cast<std::size_t>(bucket)];
-  stream.record(event);
-  if (registry_.shards_weights()) return;  // its next gathering waits for the event
-  communication_.wait(event);
-  grid_.data->all_gather(registry_.weight_shard(bucket), registry_.bucket_weights(bucket), communication_);
-  if (options_.overlap) return;
-  communication_.record(done_);
-  wait(done_);
+  BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
+  compute_.record(state.updated);
+  state.is_updated = true;
 }
 
-void WeightGatherer::finish_update() {
-  if (!registry_.shards_optimizer() || registry_.shards_weights()) return;
-  communication_.record(done_);
-  wait(done_);
+void WeightGatherer::gather_updated() {
+  for (const int unit : uses_) {
+    for (const int bucket : units_[static_cast<std::size_t>(unit)].buckets) {
+      BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
+      if (!std::exchange(state.is_updated, false)) continue;
+      communication_.wait(state.updated);
+      grid_.data->all_gather(registry_.weight_shard(bucket), registry_.bucket_weights(bucket), communication_);
+      communication_.record(state.gathered);
+      state.is_under_way = true;
+      if (!options_.overlap) wait_for_bucket(bucket);
+    }
+  }
+}
+
+void WeightGatherer::wait_for_bucket(int bucket) {
+  BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
+  if (std::exchange(state.is_under_way, false)) wait(state.gathered);
 }
 
 void WeightGatherer::begin(std::span<const int> uses) {
   uses_ = uses;
   entered_ = 0;
   requested_ = 0;
+  if (registry_.shards_optimizer() && !registry_.shards_weights()) gather_updated();
 }
 
 void WeightGatherer::gather(Unit& unit) {
   communication_.wait(released_);
   for (std::size_t i = 0; i < unit.buckets.size(); ++i) {
     const int bucket = unit.buckets[i];
-    communication_.wait(updated_[static_cast<std::size_t>(bucket)]);
+    communication_.wait(buckets_[static_cast<std::size_t>(bucket)].updated);
     unit.memory[i] = Tensor(memory_, registry_.options().dtype, {registry_.bucket(bucket).num_elems});
     const TensorView whole = unit.memory[i].view();
     TensorView shard = registry_.weight_shard(bucket);
@@ -78,10 +87,13 @@ void WeightGatherer::wait(Event& event) {
 }
 
 void WeightGatherer::enter(int index) {
-  if (!registry_.shards_weights()) return;
+  Unit& unit = units_[static_cast<std::size_t>(index)];
+  if (!registry_.shards_weights()) {
+    for (const int bucket : unit.buckets) wait_for_bucket(bucket);
+    return;
+  }
   PC_CHECK(entered_ < uses_.size() && uses_[entered_] == index, "unit ", index, " is entered out of order");
   if (requested_ == entered_) request(requested_++);
-  Unit& unit = units_[static_cast<std::size_t>(index)];
   wait(unit.gathered);
   for (std::size_t i = 0; i < unit.buckets.size(); ++i) registry_.place_weights(unit.buckets[i], unit.memory[i]);
   ++entered_;

@@ -175,7 +175,7 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   }
   for (const Pass& pass : forward_passes_) stage_->append_uses(pass, evaluation_uses_);
   for (const Pass& pass : one_micro_batch()) stage_->append_uses(pass, sampling_uses_);
-  gather_weights();
+  shards_changed();
   executor_.emplace(*grid_.pipeline, compute_, static_cast<int>(config.parallel.virtual_chunks));
 
   Arena& buffers = arena(Owner::buffers);
@@ -242,9 +242,8 @@ void Engine::set_micro_batches(int buffer, std::int64_t first_sample, bool train
   stage_->set_micro_batches(micro_batches_);
 }
 
-void Engine::gather_weights() {
-  for (int i = 0; i < static_cast<int>(registry_.buckets().size()); ++i) gatherer_->updated(i, compute_);
-  gatherer_->finish_update();
+void Engine::shards_changed() {
+  for (int i = 0; i < static_cast<int>(registry_.buckets().size()); ++i) gatherer_->updated(i);
 }
 
 std::span<const Pass> Engine::one_micro_batch() const {
@@ -284,8 +283,7 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
   settings.skip_nonfinite = loss_scaler_.is_active();
   settings.squared_norm = squared_norm;
   settings.host_norm = scalars_.host().rows(1, 1);
-  optimizer_->step(settings, compute_, [this](int bucket) { gatherer_->updated(bucket, compute_); });
-  gatherer_->finish_update();
+  optimizer_->step(settings, compute_, [this](int bucket) { gatherer_->updated(bucket); });
   optimizer_timer_.stop(compute_);
 }
 
@@ -400,7 +398,7 @@ void Engine::restore_state() {
     compute_.transfer(blocks[i].data, state_copies_[i].view().data, blocks[i].num_bytes());
   }
   registry_.refresh_weights(compute_);
-  gather_weights();
+  shards_changed();
   synchronize();
 }
 

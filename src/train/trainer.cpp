@@ -188,6 +188,9 @@ void Trainer::choose_device() {
   if (choice == DeviceChoice::cuda && precision == Precision::fp64) {
     problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32 or bf16");
   }
+  if (choice == DeviceChoice::cuda && config_.run.debug_link_gb_per_s > 0) {
+    problems.emplace_back("run.debug_link_gb_per_s slows CPU ranks only; remove it");
+  }
   if (choice == DeviceChoice::cpu && config_.zero.pin_memory) {
     problems.emplace_back("zero.pin_memory = true has no effect on CPU ranks; remove it");
   }
@@ -237,7 +240,7 @@ void Trainer::make_engine() {
       return;
     }
   }
-  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_), device_, planned_,
+  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_, {config_.run.debug_link_gb_per_s}), device_, planned_,
                                      run_.on_fatal);
 }
 

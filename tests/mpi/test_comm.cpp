@@ -1,10 +1,12 @@
 // Collectives on inputs that sum exactly, so that results compare with ==.
 #include <mpi.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "potato/comm/host_group.hpp"
 #include "potato/comm/mpi_communicator.hpp"
+#include "potato/core/clock.hpp"
 #include "support/catch.hpp"
 
 using namespace potato;
@@ -61,6 +63,45 @@ TEST_CASE("all_gather and reduce_scatter are each other's transpose", "[comm][sa
   r.stream.synchronize();
   CHECK(shard.front() == static_cast<float>((r.rank + 1) * r.num_ranks));
   CHECK(shard.back() == static_cast<float>((r.rank + 1) * r.num_ranks));
+}
+
+TEMPLATE_TEST_CASE("a shard may be its own place in the whole", "[comm][sanitize]", float, double, std::int32_t) {
+  Ranks r;
+  for (const std::size_t count : {1UL, 64UL, 4099UL, 100003UL}) {
+    std::vector<TestType> full(count * static_cast<std::size_t>(r.num_ranks));
+    for (std::size_t i = 0; i < full.size(); ++i) full[i] = static_cast<TestType>(static_cast<int>(i % 97) + r.rank);
+    std::vector<TestType> summed = full;
+    r.comm->all_reduce(Ranks::view(summed), ReduceOp::sum, r.stream);
+    const TensorView own =
+        Ranks::view(full).rows(r.rank * static_cast<std::int64_t>(count), static_cast<std::int64_t>(count));
+    r.comm->reduce_scatter(Ranks::view(full), own, r.stream);
+    r.stream.synchronize();
+    const auto begin = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(r.rank) * count);
+    CHECK(std::equal(own.as<TestType>(), own.as<TestType>() + count, summed.begin() + begin));
+    // The other places must come from the other ranks.
+    for (std::size_t i = 0; i < full.size(); ++i) {
+      if (i / count != static_cast<std::size_t>(r.rank)) full[i] = static_cast<TestType>(-1);
+    }
+    r.comm->all_gather(own, Ranks::view(full), r.stream);
+    r.stream.synchronize();
+    CHECK(full == summed);
+    if (count < 2 || r.num_ranks == 1) continue;
+    const TensorView shifted = Ranks::view(full).rows(1, static_cast<std::int64_t>(count));
+    CHECK_THROWS_AS(r.comm->all_gather(shifted, Ranks::view(full), r.stream), Error);
+    CHECK_THROWS_AS(r.comm->reduce_scatter(Ranks::view(full), shifted, r.stream), Error);
+  }
+}
+
+TEST_CASE("a slow link takes its time and changes no result", "[comm][sanitize]") {
+  Stream stream(cpu, StreamOptions{.name = "comm", .on_error = {}});
+  const auto slow = make_mpi_communicator(Axis::data, MPI_COMM_WORLD, {0.01});
+  std::vector<float> x(100000, static_cast<float>(slow->rank() + 1));
+  const double start_s = now_s();
+  slow->all_reduce(Ranks::view(x), ReduceOp::sum, stream);
+  stream.synchronize();
+  const double n = slow->num_ranks();
+  CHECK(now_s() - start_s >= 2 * (n - 1) / n * 400000 / 0.01e9);
+  CHECK(x.back() == static_cast<float>(n * (n + 1) / 2));
 }
 
 TEST_CASE("transfers of one channel arrive in order", "[comm][sanitize]") {

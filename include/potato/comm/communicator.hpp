@@ -30,6 +30,12 @@ struct Transfer {
   void* slot = nullptr;     // `nccl`, `staged`: what the transfer holds until wait(); set and read by the host
 };
 
+// For benchmarks and tests on one machine: collectives of `mpi` take at least as long as the ring algorithm on such a
+// link. The stream sleeps meanwhile, it does not spin.
+struct LinkOptions {
+  double gb_per_s = 0;  // 1e9 bytes a second; 0: off
+};
+
 struct CommStats {
   double bytes = 0;  // payload of all calls on this rank
   std::int64_t num_calls = 0;

@@ -10,6 +10,6 @@
 namespace potato {
 
 // Takes a duplicate of `comm` (collective over it).
-std::unique_ptr<Communicator> make_mpi_communicator(Axis axis, MPI_Comm comm);
+std::unique_ptr<Communicator> make_mpi_communicator(Axis axis, MPI_Comm comm, const LinkOptions& link = {});
 
 }  // namespace potato

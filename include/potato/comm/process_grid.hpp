@@ -58,8 +58,8 @@ struct GridCommunicators {
   }
 };
 
-// Collective over `comm`, whose ranks are the grid's world ranks.
-GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape);
+// Collective over `comm`, whose ranks are the grid's world ranks. `data_link` slows the data axis.
+GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape, const LinkOptions& data_link = {});
 // For tensors on this rank's GPU, which becomes the current device; groups of one rank need no transport. `transport`:
 // nccl or staged, the same on all ranks (GpuTopology). Collective over `comm`, as above; so is the end of the result,
 // unless an exception is on its way. Builds with CUDA only.

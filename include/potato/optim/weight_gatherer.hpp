@@ -1,5 +1,5 @@
-// Brings the data ranks' shards of the weights together: after an update (ZeRO stages 1 and 2), or layer by layer before
-// each use (stage 3).
+// Brings the data ranks' shards of the weights together: once after each update (ZeRO stages 1 and 2), or layer by layer
+// before each use (stage 3).
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace potato {
 
-// All gathers run on the communication stream, in an order that every data rank has alike. At stage 3 a unit's weights
-// lie in memory from the arena from its gathering to its release; units are gathered ahead of their use in the order of
-// the program, which begin() is told.
+// All gathers run on the communication stream, in an order that every data rank has alike: that in which the passes
+// after begin() use the units. At stages 1 and 2 the passes that follow an update start while later layers' weights are
+// still under way. At stage 3 a unit's weights lie in memory from the arena from their gathering to their release.
 class WeightGatherer {
  public:
   struct Options {
@@ -26,12 +26,11 @@ class WeightGatherer {
   WeightGatherer(ParameterRegistry& registry, const GridCommunicators& grid, Stream& compute, Stream& communication,
                  Arena& memory, Options options);
 
-  // After the update of a bucket's shard was enqueued on `stream`. At stages 1 and 2 its whole weights follow.
-  void updated(int bucket, Stream& stream);
-  // After the last updated(): the compute stream continues only with all weights in place.
-  void finish_update();
+  // After the update of a bucket's shard was enqueued on the compute stream.
+  void updated(int bucket);
 
-  // Stage 3: the units that the coming passes enter, in order; valid until end().
+  // The units that the coming passes enter, in order; valid until end(). A unit may be entered again while it is in use
+  // at stages 1 and 2 only.
   void begin(std::span<const int> uses);
   void enter(int unit);
   void leave(int unit);
@@ -49,6 +48,10 @@ class WeightGatherer {
     Event gathered;
   };
 
+  // Stages 1 and 2.
+  void gather_updated();
+  void wait_for_bucket(int bucket);
+  // Stage 3.
   void request(std::size_t position);
   void gather(Unit& unit);
   void wait(Event& event);
@@ -60,9 +63,14 @@ class WeightGatherer {
   Arena& memory_;
   Options options_;
   std::deque<Unit> units_;
-  std::deque<Event> updated_;  // by bucket
-  Event released_;             // on the compute stream: all memory given back before is free
-  Event done_;
+  struct BucketState {
+    Event updated;              // on the compute stream
+    Event gathered;             // on the communication stream, stages 1 and 2
+    bool is_updated = false;    // and not gathered yet
+    bool is_under_way = false;  // gathered, and the compute stream has not waited for it
+  };
+  std::deque<BucketState> buckets_;
+  Event released_;  // on the compute stream: all memory given back before is free
   std::span<const int> uses_;
   std::size_t entered_ = 0;    // of uses_
   std::size_t requested_ = 0;  // of uses_

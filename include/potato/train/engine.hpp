@@ -124,8 +124,7 @@ class Engine {
   // The state that a checkpoint holds, as pieces in host memory: master weights, exp_avg, exp_avg_sq. Where it lies on a
   // GPU copies of it, made on first use and filled here. Waits for the streams.
   std::vector<TensorGroup> fetch_state();
-  // After the host changed what fetch_state() gave: copies go to the device, and weights are made anew on all ranks.
-  // Collective over the grid.
+  // After the host changed what fetch_state() gave: copies go to the device, and weights are made anew.
   void restore_state();
   LossScaler& loss_scaler() noexcept { return loss_scaler_; }
   // The parameter with a non-finite gradient whose backward came first in the last step, on this rank: its name, and its
@@ -155,8 +154,8 @@ class Engine {
   TensorView in_host_memory(std::size_t block, const TensorView& part) const;
   // Forward of micro-batch 0 through all chunks.
   std::span<const Pass> one_micro_batch() const;
-  // All ranks' weights from the shards that were just made.
-  void gather_weights();
+  // The shards' weights were made anew: the next passes gather them.
+  void shards_changed();
   // Runs passes with the units' weights gathered as they need them.
   void run_passes(std::span<const Pass> passes, std::span<const int> uses);
   // Waits for the streams, throws where a communicator is in trouble, and gives the times of what was done since the
