@@ -10,8 +10,6 @@
 
 namespace potato {
 
-namespace {
-
 void* claim_pages(std::int64_t num_bytes, const std::string& owner) {
   void* memory =
       mmap(nullptr, static_cast<std::size_t>(num_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -22,7 +20,9 @@ void* claim_pages(std::int64_t num_bytes, const std::string& owner) {
   return memory;
 }
 
-}  // namespace
+void release_pages(void* memory, std::int64_t num_bytes) noexcept {
+  munmap(memory, static_cast<std::size_t>(num_bytes));
+}
 
 void* claim_memory(Device device, HostMemory host, std::int64_t num_bytes, const std::string& owner) {
   if (device.kind == DeviceKind::cpu && host == HostMemory::pageable) return claim_pages(num_bytes, owner);
@@ -35,14 +35,14 @@ void* claim_memory(Device device, HostMemory host, std::int64_t num_bytes, const
 
 void release_memory(Device device, HostMemory host, void* memory, std::int64_t num_bytes) noexcept {
   if (device.kind == DeviceKind::cpu && host == HostMemory::pageable) {
-    munmap(memory, static_cast<std::size_t>(num_bytes));
+    release_pages(memory, num_bytes);
     return;
   }
   if constexpr (with_cuda) {
     if (device.kind == DeviceKind::cuda) {
       cuda::release_device_memory(memory);
     } else {
-      cuda::release_pinned_memory(memory);
+      cuda::release_pinned_memory(memory, num_bytes);
     }
   }
 }

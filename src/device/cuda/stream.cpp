@@ -64,7 +64,7 @@ class CudaStream final : public StreamBackend {
     host_events_.clear();
     for (const Mark& mark : marks_) cudaEventDestroy(mark.event);
     cudaEventDestroy(base_);
-    if (flag_ != nullptr) cuda::release_pinned_memory(flag_);
+    if (flag_ != nullptr) cuda::release_pinned_memory(flag_, sizeof(std::uint32_t));
     if (own_workspace_ != nullptr) cuda::release_device_memory(own_workspace_);
     cudaStreamDestroy(stream_);
   }

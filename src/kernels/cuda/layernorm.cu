@@ -2,6 +2,8 @@
 // accesses stay in registers: forward gives a warp a row, backward gives a group of warps two rows at a time. Others
 // take the `any` kernels: a block a row, elements one by one. Elements moved: forward and apply 2, with a branch's end
 // 4, backward 4. All deterministic: sums over a row and over rows have an order that depends on the shape alone.
+#include <cuda_awbarrier_primitives.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -309,6 +311,14 @@ struct BackwardRows {
   }
 };
 
+// Waits for all threads of a barrier. In shared memory, not one of the hardware's numbered barriers: the race checker
+// follows these.
+__device__ __forceinline__ void meet(__mbarrier_t* barrier) {
+  const __mbarrier_token_t token = __mbarrier_arrive(barrier);
+  while (!__mbarrier_test_wait(barrier, token)) {
+  }
+}
+
 // A block is blockDim.y groups of blockDim.x threads (whole warps) that go through the rows independently, two at a
 // time; a thread of a group owns the same channels in every row, and so sums the parameters' gradients in registers. A
 // group meets once for each two rows, at a barrier of its own. Two buffers: a warp can be one pair of rows ahead of
@@ -317,12 +327,15 @@ template <typename T>
 __global__ void __maxnreg__(80) backward_kernel(const BackwardArgs<T> args) {
   constexpr int N = vector_elems<T>;
   __shared__ float4 row_sums[2][most_backward_threads / warp_lanes];
-  extern __shared__ float column_sums[];  // [2 C]
+  __shared__ __mbarrier_t barriers[most_backward_threads / warp_lanes];  // by group
+  extern __shared__ float column_sums[];                                 // [groups, 2 C]
   const int group = static_cast<int>(threadIdx.y), group_threads = static_cast<int>(blockDim.x);
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   const int group_warps = group_threads / warp_lanes, first_warp = group * group_warps;
   const std::int64_t channel = static_cast<std::int64_t>(threadIdx.x) * N;
   const bool has_channels = channel < args.channels;
+  if (threadIdx.x == 0) __mbarrier_init(&barriers[group], static_cast<unsigned>(group_threads));
+  __syncthreads();
   Words<T> weight;
   weight.clear();
   if (has_channels) weight.load(args.weight + channel);
@@ -336,7 +349,7 @@ __global__ void __maxnreg__(80) backward_kernel(const BackwardArgs<T> args) {
     weight.forget();
     const float4 warp_total = rows.warp_sums(weight);
     if (lane == 0) row_sums[buffer][first_warp + static_cast<int>(threadIdx.x) / warp_lanes] = warp_total;
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(group_threads) : "memory");
+    meet(&barriers[group]);
     float4 total = row_sums[buffer][first_warp];
     for (int w = 1; w < group_warps; ++w) total = total + row_sums[buffer][first_warp + w];
 #pragma unroll
@@ -359,22 +372,21 @@ __global__ void __maxnreg__(80) backward_kernel(const BackwardArgs<T> args) {
       }
     }
   }
-  for (int g = 0; g < static_cast<int>(blockDim.y); ++g) {  // groups in order
-    if (g == group && has_channels) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        float* weight_sum = column_sums + channel + i;
-        float* bias_sum = weight_sum + args.channels;
-        *weight_sum = (g == 0 ? 0 : *weight_sum) + weight_sums[i];
-        *bias_sum = (g == 0 ? 0 : *bias_sum) + bias_sums[i];
-      }
-    }
-    __syncthreads();
-  }
   const std::int64_t width = 2 * args.channels;
+  if (has_channels) {
+    float* own = column_sums + group * width + channel;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      own[i] = weight_sums[i];
+      own[args.channels + i] = bias_sums[i];
+    }
+  }
+  __syncthreads();
   for (std::int64_t c = group * group_threads + static_cast<int>(threadIdx.x); c < width;
        c += group_threads * static_cast<int>(blockDim.y)) {
-    args.partials[blockIdx.x * width + c] = column_sums[c];
+    float sum = column_sums[c];
+    for (int g = 1; g < static_cast<int>(blockDim.y); ++g) sum += column_sums[g * width + c];  // groups in order
+    args.partials[blockIdx.x * width + c] = sum;
   }
 }
 
@@ -430,8 +442,8 @@ std::int64_t launch_backward(BackwardArgs<T>& args, bool in_registers, Stream& s
   const std::int64_t blocks_per_sm = std::max(1U, 768 / (group_threads * num_groups));
   const unsigned blocks = num_blocks(args.num_rows, rows_at_once * num_groups, num_sms * blocks_per_sm);
   args.partials = partials_of(blocks);
-  launch(stream, dim3(blocks), dim3(group_threads, num_groups), 2 * args.channels * sizeof(float), backward_kernel<T>,
-         args);
+  const std::size_t shared_bytes = num_groups * 2 * static_cast<std::size_t>(args.channels) * sizeof(float);  // ≤ 32 KB
+  launch(stream, dim3(blocks), dim3(group_threads, num_groups), shared_bytes, backward_kernel<T>, args);
   return blocks;
 }
 
