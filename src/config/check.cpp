@@ -132,8 +132,12 @@ void check_zero(const ZeroConfig& zero, std::vector<std::string>& problems) {
   }
 }
 
-void check_loss_scaling(const PrecisionConfig& precision, std::vector<std::string>& problems) {
+void check_precision(const PrecisionConfig& precision, std::vector<std::string>& problems) {
   const PrecisionConfig defaults;
+  if (precision.dtype == Precision::fp64 && precision.gradient_dtype != defaults.gradient_dtype) {
+    problems.push_back(cat("precision.gradient_dtype = ", to_text(precision.gradient_dtype),
+                           " has no effect with precision.dtype = fp64, which sums in fp64; remove it"));
+  }
   const auto check = [&](const char* name, auto value, auto default_value, bool is_dynamic) {
     if (value == default_value) return;
     if (precision.dtype != Precision::fp16) {
@@ -175,7 +179,7 @@ std::vector<std::string> check_config(const Config& config, std::int64_t num_ran
   check_rest(config, problems);
   check_pipeline(config, problems);
   check_zero(config.zero, problems);
-  check_loss_scaling(config.precision, problems);
+  check_precision(config.precision, problems);
   const std::int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (num_ranks % model_ranks != 0) {
     problems.push_back(cat("parallel.tensor (", config.parallel.tensor, ") x parallel.pipeline (",

@@ -35,6 +35,8 @@ const Names<Precision> precision_names = {{Precision::fp32, "fp32"},
                                           {Precision::fp64, "fp64"}};
 const Names<AttentionKernel> attention_names = {
     {AttentionKernel::automatic, "auto"}, {AttentionKernel::own, "own"}, {AttentionKernel::cudnn, "cudnn"}};
+const Names<GradientDType> gradient_names = {
+    {GradientDType::fp32, "fp32"}, {GradientDType::bf16, "bf16"}, {GradientDType::fp16, "fp16"}};
 const Names<OffloadTarget> offload_names = {{OffloadTarget::none, "none"}, {OffloadTarget::cpu, "cpu"}};
 
 template <typename Enum>
@@ -297,6 +299,9 @@ std::vector<ConfigKey> make_keys() {
           "16-bit "
           "values are stored as such and computed in fp32. fp16: with loss scaling. tf32: fp32 whose matrix products "
           "round their inputs (GPU only). fp64: CPU only."),
+      PC_CHOICE(precision, gradient_dtype, gradient_names,
+                "In which gradients are summed over data ranks: 16 bits halve that traffic and round each partial sum. "
+                "On a rank they are accumulated in fp32 always."),
       PC_NOT_NEGATIVE(precision, loss_scale, "",
                       "fp16: factor of the loss, so that small gradients do not vanish. 0: dynamic; the keys below."),
       PC_BOUNDED(precision, initial_scale_power, 0, 62, "", "fp16: the dynamic scale starts at 2 to this power."),
@@ -401,6 +406,7 @@ std::string to_text(Recompute value) { return name_of(recompute_names, value); }
 std::string to_text(LearningRateSchedule value) { return name_of(rate_names, value); }
 std::string to_text(Precision value) { return name_of(precision_names, value); }
 std::string to_text(AttentionKernel value) { return name_of(attention_names, value); }
+std::string to_text(GradientDType value) { return name_of(gradient_names, value); }
 std::string to_text(OffloadTarget value) { return name_of(offload_names, value); }
 
 }  // namespace potato

@@ -7,18 +7,23 @@
 namespace potato {
 
 GradientReducer::GradientReducer(ParameterRegistry& registry, const GridCommunicators& grid, Stream& compute,
-                                 Stream& communication, Arena& buffers, bool sequence_parallel, bool overlap)
+                                 Stream& communication, Arena& buffers, Options options)
     : registry_(registry),
       grid_(grid),
       compute_(compute),
       communication_(communication),
       buffers_(buffers),
-      sequence_parallel_(sequence_parallel),
-      overlap_(overlap),
+      options_(options),
       buckets_of_unit_(static_cast<std::size_t>(registry.num_units())) {
   for (int i = 0; i < static_cast<int>(registry_.buckets().size()); ++i) {
     states_.emplace_back();
     for (const int unit : registry_.bucket(i).units) buckets_of_unit_[static_cast<std::size_t>(unit)].push_back(i);
+  }
+  const DType own_dtype = compute_dtype(registry_.options().dtype);
+  if (options_.dtype != own_dtype && grid_.data->num_ranks() > 1) {
+    std::int64_t most_elems = 0;
+    for (const Bucket& bucket : registry_.buckets()) most_elems = std::max(most_elems, bucket.num_elems);
+    rounded_ = Tensor(buffers, options_.dtype, {most_elems});
   }
   in_flight_.reserve(registry_.buckets().size() + 1);
   registry_.set_bucket_hook([this](int bucket) { on_ready(bucket); });
@@ -66,19 +71,36 @@ bool GradientReducer::waits_for_peers(int index) const {
 void GradientReducer::on_ready(int bucket) {
   if (!registry_.accumulates_whole_step(bucket)) {
     reduce_into_shard(bucket);
-  } else if (overlap_ && !waits_for_peers(bucket)) {
+  } else if (options_.overlap && !waits_for_peers(bucket)) {
     reduce(bucket);
   }
 }
 
 void GradientReducer::sum_over_tensor_ranks(int index, TensorView gradients) {
-  if (registry_.bucket(index).sharing != Sharing::replicated || !sequence_parallel_) return;
+  if (registry_.bucket(index).sharing != Sharing::replicated || !options_.sequence_parallel) return;
   grid_.tensor->all_reduce(gradients, ReduceOp::sum, compute_);
 }
 
 void GradientReducer::start_reduction(int index) {
   compute_.record(state(index).ready);
   communication_.wait(state(index).ready);
+}
+
+void GradientReducer::reduce_scatter(TensorView gradients, TensorView shard) {
+  if (!rounded_.is_held()) return grid_.data->reduce_scatter(gradients, shard, communication_);
+  const TensorView whole = rounded_.view().rows(0, gradients.num_elems());
+  const TensorView part = whole.rows(grid_.data->rank() * shard.num_elems(), shard.num_elems());
+  convert(gradients, whole, communication_);
+  grid_.data->reduce_scatter(whole, part, communication_);
+  convert(part, shard, communication_);
+}
+
+void GradientReducer::all_reduce(TensorView gradients) {
+  if (!rounded_.is_held()) return grid_.data->all_reduce(gradients, ReduceOp::sum, communication_);
+  const TensorView whole = rounded_.view().rows(0, gradients.num_elems());
+  convert(gradients, whole, communication_);
+  grid_.data->all_reduce(whole, ReduceOp::sum, communication_);
+  convert(whole, gradients, communication_);
 }
 
 void GradientReducer::reduce(int index) {
@@ -89,9 +111,9 @@ void GradientReducer::reduce(int index) {
   if (grid_.data->num_ranks() == 1 && !is_tied) return;
   start_reduction(index);
   if (registry_.shards_optimizer()) {
-    grid_.data->reduce_scatter(gradients, registry_.gradient_shard(index), communication_);
+    reduce_scatter(gradients, registry_.gradient_shard(index));
   } else {
-    grid_.data->all_reduce(gradients, ReduceOp::sum, communication_);
+    all_reduce(gradients);
   }
   if (is_tied) grid_.embedding->all_reduce(registry_.gradient_shard(index), ReduceOp::sum, communication_);
 }
@@ -103,16 +125,16 @@ void GradientReducer::reduce_into_shard(int index) {
   sum_over_tensor_ranks(index, gradients);
   start_reduction(index);
   if (of.num_reduced == 0) {
-    grid_.data->reduce_scatter(gradients, shard, communication_);
+    reduce_scatter(gradients, shard);
   } else {
     const TensorView part = registry_.shard_of(index, gradients);
-    grid_.data->reduce_scatter(gradients, part, communication_);
+    reduce_scatter(gradients, part);
     add_to(part, shard, communication_);
   }
   communication_.record(of.reduced);
   ++of.num_reduced;
   in_flight_.push_back({std::move(of.buffer), index, round_});
-  if (!overlap_) retire_before(round_ + 1);
+  if (!options_.overlap) retire_before(round_ + 1);
 }
 
 void GradientReducer::finish_step() {
@@ -123,7 +145,7 @@ void GradientReducer::finish_step() {
       continue;
     }
     PC_CHECK(registry_.bucket(i).num_ready == registry_.bucket(i).parameters.size(), "a gradient was not accumulated");
-    if (!overlap_ || waits_for_peers(i)) reduce(i);
+    if (!options_.overlap || waits_for_peers(i)) reduce(i);
   }
   communication_.record(done_);
   wait(done_);

@@ -52,6 +52,18 @@ DType storage_dtype(Precision precision) {
   throw Error("unknown precision");
 }
 
+DType reduction_dtype(const PrecisionConfig& precision) {
+  switch (precision.gradient_dtype) {
+    case GradientDType::bf16:
+      return DType::bf16;
+    case GradientDType::fp16:
+      return DType::f16;
+    case GradientDType::fp32:
+      return compute_dtype(storage_dtype(precision.dtype));
+  }
+  throw Error("unknown gradient dtype");
+}
+
 // Scratch of the kernels on a GPU: cuBLASLt's and partial sums, or attention's.
 std::int64_t workspace_bytes(const Config& config, const GridShape& shape) {
   constexpr std::int64_t least = std::int64_t{64} << 20;
@@ -161,8 +173,8 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   optimizer_.emplace(config_.optimizer, registry_, storage.master_on_host ? offloaded : arena(Owner::moments), compute_,
                      stream_options(config, grid_, "offload", on_stream_error));
   const bool overlaps = config.zero.overlap_comm;
-  reducer_.emplace(registry_, grid_, compute_, communication_, arena(Owner::gradients), config.parallel.sequence,
-                   overlaps);
+  reducer_.emplace(registry_, grid_, compute_, communication_, arena(Owner::gradients),
+                   GradientReducer::Options{config.parallel.sequence, overlaps, reduction_dtype(config.precision)});
   gatherer_.emplace(registry_, grid_, compute_, communication_, arena(Owner::parameters),
                     WeightGatherer::Options{config.zero.allgather_bucket_size, overlaps});
   registry_.set_unit_hooks({[this](int unit, bool backward) {

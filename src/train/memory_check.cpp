@@ -1,8 +1,8 @@
 #include "memory_check.hpp"
 
-#include <cstdio>
 #include <utility>
 
+#include "bytes_text.hpp"
 #include "potato/device/device_memory.hpp"
 #include "potato/device/host_memory.hpp"
 
@@ -19,12 +19,6 @@ std::int64_t on_device(const OwnerBytes& bytes) {
     if (!is_on_host(static_cast<Owner>(i))) total += bytes[i];
   }
   return total;
-}
-
-std::string gigabytes(std::int64_t num_bytes) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f GB", static_cast<double>(num_bytes) * 1e-9);
-  return text;
 }
 
 // On the CPU all of it is the host's.
@@ -81,7 +75,7 @@ std::string fitting_settings(const Config& config, const GridShape& shape, int w
   for (const auto& [name, changed] : candidates) {
     if (!check_config(changed, shape.data * shape.tensor * shape.pipeline).empty()) continue;
     const std::int64_t needed = measure(planned_bytes(changed, shape, world_rank, kind));
-    if (needed <= limit_bytes) text += cat(text.empty() ? "" : "; ", name, " (", gigabytes(needed), ")");
+    if (needed <= limit_bytes) text += cat(text.empty() ? "" : "; ", name, " (", bytes_text(needed), ")");
   }
   return text.empty()
              ? "none of train.loss_chunk_tokens, train.recompute, train.micro_batch_size, zero.* alone; use more ranks "
@@ -109,7 +103,7 @@ void check_gpu_memory(const HostGroup& world, const Topology& topology, const Gp
     const std::int64_t available = free_device_memory(Device{DeviceKind::cuda, gpus.place.ordinal});
     if (needed <= available) return;
     throw ConfigError(cat("GPU ", gpus.place.bus_id, " of ", topology.host_of_rank[self], " (", gpus.place.name,
-                          "): ", num_sharing, " rank(s) need ", gigabytes(needed), ", ", gigabytes(available),
+                          "): ", num_sharing, " rank(s) need ", bytes_text(needed), ", ", bytes_text(available),
                           " are available; settings with which rank ", world.rank(),
                           " would fit: ",
                           fitting_settings(config, shape, world.rank(), DeviceKind::cuda, available / num_sharing,
@@ -130,21 +124,21 @@ std::string check_host_memory(const HostGroup& world, const Topology& topology, 
   const std::int64_t available =
       config.run.host_memory_bytes > 0 ? config.run.host_memory_bytes : limit.bytes();
   const std::string facts =
-      cat("cgroup limit ", limit.cgroup_bytes > 0 ? gigabytes(limit.cgroup_bytes) : "none", ", MemTotal ",
-          limit.mem_total_bytes > 0 ? gigabytes(limit.mem_total_bytes) : "unknown",
+      cat("cgroup limit ", limit.cgroup_bytes > 0 ? bytes_text(limit.cgroup_bytes) : "none", ", MemTotal ",
+          limit.mem_total_bytes > 0 ? bytes_text(limit.mem_total_bytes) : "unknown",
           config.run.host_memory_bytes > 0
-              ? cat(", run.host_memory_bytes ", gigabytes(config.run.host_memory_bytes), " counts")
+              ? cat(", run.host_memory_bytes ", bytes_text(config.run.host_memory_bytes), " counts")
               : std::string());
   world.run_agreed([&] {
-    if (available == 0 || needed <= available) return;
-    throw ConfigError(cat("host ", host, ": ", topology.num_local_ranks, " rank(s) need ", gigabytes(needed),
-                          " of its memory, ", gigabytes(available), " are available (", facts,
+    if (topology.local_rank != 0 || available == 0 || needed <= available) return;
+    throw ConfigError(cat("host ", host, ": ", topology.num_local_ranks, " rank(s) need ", bytes_text(needed),
+                          " of its memory, ", bytes_text(available), " are available (", facts,
                           "); settings with which rank ", world.rank(), " would fit: ",
                           fitting_settings(config, shape, world.rank(), kind, available / topology.num_local_ranks,
                                            measure),
                           "; or set run.host_memory_bytes where the limit is wrong"));
   });
-  return cat(gigabytes(needed), " on ", host, " of ", gigabytes(available), " (", facts, ")");
+  return cat(bytes_text(needed), " on ", host, " of ", bytes_text(available), " (", facts, ")");
 }
 
 }  // namespace potato

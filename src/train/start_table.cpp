@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "bytes_text.hpp"
 #include "potato/comm/nccl_communicator.hpp"
 #include "potato/comm/process_grid.hpp"
 #include "potato/core/version.hpp"
@@ -15,16 +16,6 @@
 namespace potato {
 
 namespace {
-
-std::string bytes_text(double num_bytes) {
-  char text[32];
-  if (num_bytes >= 1e9) {
-    std::snprintf(text, sizeof(text), "%.2f GB", num_bytes * 1e-9);
-  } else {
-    std::snprintf(text, sizeof(text), "%.2f MB", num_bytes * 1e-6);
-  }
-  return text;
-}
 
 std::string groups_text(const GridShape& shape, Axis axis) {
   std::string text;
@@ -64,7 +55,8 @@ std::string zero_text(const Config& config, const GridShape& shape) {
 std::string numerics_fingerprint(const Config& config, const GridShape& shape, const GpuTopology* gpus) {
   const std::string common =
       cat(to_text(config.precision.dtype), ", ZeRO stage ", config.zero.stage, ", offload ",
-          to_text(config.zero.offload_optimizer), ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
+          to_text(config.zero.offload_optimizer), ", gradients summed in ", to_text(config.precision.gradient_dtype),
+          ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
           ", micro-batch ", config.train.micro_batch_size, ", ", mpi_library_version());
   if (gpus != nullptr) {
     std::string nccl;
@@ -129,15 +121,15 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
     data.replace(at, 1, "\n            ");
   std::printf("data        %s\n", data.c_str());
   std::printf("memory      planned, largest rank: ");
-  double total = 0;
+  std::int64_t total = 0;
   for (std::size_t i = 0; i < planned.size(); ++i) {
     if (planned[i] == 0) continue;
-    std::printf("%s %s, ", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str());
-    total += static_cast<double>(planned[i]);
+    std::printf("%s %s, ", owner_names[i], bytes_text(planned[i]).c_str());
+    total += planned[i];
   }
   std::printf("in all %s\n", bytes_text(total).c_str());
   std::printf("            the loss's logits take %s of the activations on the last stage\n",
-              bytes_text(static_cast<double>(logits_bytes(config, shape))).c_str());
+              bytes_text(logits_bytes(config, shape)).c_str());
   std::printf("            host memory: %s\n", facts.host_memory.c_str());
   std::fflush(stdout);
 }
@@ -149,8 +141,8 @@ void print_end_table(const HostGroup& world, const EndFacts& facts) {
   std::printf("\nmemory, largest rank     planned       measured peak\n");
   for (std::size_t i = 0; i < planned.size(); ++i) {
     if (planned[i] == 0) continue;
-    std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(static_cast<double>(planned[i])).c_str(),
-                bytes_text(static_cast<double>(peaks[i])).c_str());
+    std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(planned[i]).c_str(),
+                bytes_text(peaks[i]).c_str());
   }
   std::printf("allocations by our code after the first step: %lld (all ranks)\n",
               static_cast<long long>(facts.own_allocations));

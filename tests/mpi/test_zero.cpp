@@ -193,6 +193,27 @@ TEST_CASE("bf16 and fp16 at every stage stay within their rounding of fp32", "[o
   }
 }
 
+TEST_CASE("gradients summed in 16 bits over data ranks stay within their rounding", "[oracle][zero][sanitize]") {
+  const Combination grid{world_size(), 1, 1, false, one_f_one_b, 1, none, 2, fp32};
+  for (const GradientDType dtype : {GradientDType::bf16, GradientDType::fp16}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      Config config = config_of(grid);
+      config.precision.gradient_dtype = dtype;
+      config.zero.stage = stage;
+      if (stage == 3) config.zero.reduce_bucket_size = ZeroConfig{}.reduce_bucket_size;
+      const RunResult result = train(config, MPI_COMM_WORLD);
+      int rank = 0;
+      MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+      if (rank != 0) continue;
+      const Difference d = difference(result, oracle(grid));
+      INFO(to_text(dtype) << " stage " << stage << ": loss " << d.loss << " norm " << d.norm);
+      CHECK(d.loss <= (dtype == GradientDType::bf16 ? 1e-4 : 1e-5));
+      CHECK(d.norm <= (dtype == GradientDType::bf16 ? 2e-3 : 3e-4));
+      if (world_size() > 1) CHECK(d.norm > 1e-7);  // it was rounded
+    }
+  }
+}
+
 TEST_CASE("case-01 case-04: a checkpoint of one stage goes on at any other", "[zero][sanitize]") {
   const HostGroup world(MPI_COMM_WORLD);
   const std::string folder =

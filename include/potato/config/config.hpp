@@ -17,6 +17,7 @@ enum class Recompute { none, selective, full };                   // spelt alike
 enum class LearningRateSchedule { constant, linear, cosine };     // spelt alike
 enum class Precision { fp32, tf32, bf16, fp16, fp64 };            // spelt alike
 enum class AttentionKernel { automatic, own, cudnn };             // "auto", "own", "cudnn"
+enum class GradientDType { fp32, bf16, fp16 };                    // spelt alike
 enum class OffloadTarget { none, cpu };                           // spelt alike
 
 struct RunConfig {
@@ -94,6 +95,7 @@ struct OptimizerConfig {
 
 struct PrecisionConfig {
   Precision dtype = Precision::fp32;
+  GradientDType gradient_dtype = GradientDType::fp32;  // of sums over data ranks; fp64 runs keep fp64
   // fp16 only:
   double loss_scale = 0;                      // > 0: fixed; 0: dynamic
   std::int64_t initial_scale_power = 16;      // the dynamic scale starts at 2^this
@@ -200,6 +202,7 @@ std::string to_text(Recompute value);
 std::string to_text(LearningRateSchedule value);
 std::string to_text(Precision value);
 std::string to_text(AttentionKernel value);
+std::string to_text(GradientDType value);
 std::string to_text(OffloadTarget value);
 
 }  // namespace potato

@@ -19,11 +19,18 @@ namespace potato {
 // it, and are then reduced and added to the shard. One buffer is filled while the one before it is reduced.
 class GradientReducer {
  public:
+  struct Options {
+    bool sequence_parallel = false;
+    // Else: below stage 2 all buckets are reduced after the last backward pass, in the same order; from stage 2 on the
+    // compute stream waits for each reduction.
+    bool overlap = true;
+    // In which the data axis sums: the gradients' own, or 16 bits on the way.
+    DType dtype = DType::f32;
+  };
   // `communication` is the stream of the data and embedding communicators; `buffers` the arena of stage 2's and 3's
-  // buffers. Without overlap: below stage 2 all buckets are reduced after the last backward pass, in the same order;
-  // else the compute stream waits for each reduction.
+  // buffers, and of one for 16 bits.
   GradientReducer(ParameterRegistry& registry, const GridCommunicators& grid, Stream& compute, Stream& communication,
-                  Arena& buffers, bool sequence_parallel, bool overlap);
+                  Arena& buffers, Options options);
 
   // Before the first pass of a step.
   void begin_step(std::int64_t num_micro_batches);
@@ -56,6 +63,10 @@ class GradientReducer {
   void reduce_into_shard(int bucket);
   void sum_over_tensor_ranks(int bucket, TensorView gradients);
   void start_reduction(int bucket);
+  // On the communication stream: `shard` [num_elems / shards] = its part of the sum of `gradients` [num_elems] over the
+  // data axis; it may be that part itself.
+  void reduce_scatter(TensorView gradients, TensorView shard);
+  void all_reduce(TensorView gradients);
   void wait(Event& event);
   // Takes back the buffers that were given to reductions before `round`.
   void retire_before(std::int64_t round);
@@ -68,8 +79,8 @@ class GradientReducer {
   Stream& compute_;
   Stream& communication_;
   Arena& buffers_;
-  bool sequence_parallel_;
-  bool overlap_;
+  Options options_;
+  Tensor rounded_;            // [largest bucket] of 16 bits, where sums are made in them
   std::deque<State> states_;  // by bucket
   std::vector<std::vector<int>> buckets_of_unit_;
   std::int64_t num_micro_batches_ = 0;
