@@ -35,9 +35,9 @@ bool Communicator::is_in_place(const ConstTensorView& shard, const ConstTensorVi
   const auto* part = static_cast<const char*>(shard.data);
   if (part == begin + rank_ * shard.num_bytes()) return true;
   // Addresses on `dry` say nothing.
-  PC_CHECK(shard.device.kind == DeviceKind::dry || part + shard.num_bytes() <= begin ||
-               part >= begin + full.num_bytes(),
-           axis_name(axis_), ": a shard lies in the whole, but not in its place");
+  PC_CHECK(
+      shard.device.kind == DeviceKind::dry || part + shard.num_bytes() <= begin || part >= begin + full.num_bytes(),
+      axis_name(axis_), ": a shard lies in the whole, but not in its place");
   return false;
 }
 

@@ -56,8 +56,8 @@ void enqueue_update(const TensorView& weight, Copy* working_copy, const ConstTen
 
 // The CPU twin, as a host task.
 void run_on_host(const TensorView& weight, const TensorView& working_copy, const ConstTensorView& gradient,
-                 const TensorView& exp_avg, const TensorView& exp_avg_sq, const double* norm,
-                 const AdamWStep& settings, Stream& stream) {
+                 const TensorView& exp_avg, const TensorView& exp_avg_sq, const double* norm, const AdamWStep& settings,
+                 Stream& stream) {
   constexpr void* no_copy = nullptr;
   if (weight.dtype == DType::f64) {
     enqueue_update<double>(weight, no_copy, gradient, exp_avg, exp_avg_sq, norm, settings, stream);

@@ -106,9 +106,9 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   const bool fuses_next = !ctx_.registry.shards_weights();
   for (std::size_t i = 0; i < layers.blocks.size(); ++i) {
     const bool is_end = i + 1 == layers.blocks.size();
-    const NextNorm next = is_end || !fuses_next ? NextNorm{}
-                                                : NextNorm{&layers.blocks[i + 1].first_norm(),
-                                                           &saved.blocks[i + 1].attention.norm};
+    const NextNorm next = is_end || !fuses_next
+                              ? NextNorm{}
+                              : NextNorm{&layers.blocks[i + 1].first_norm(), &saved.blocks[i + 1].attention.norm};
     enter({&layers.units[i], next.norm != nullptr ? 2UL : 1UL}, false);
     x = layers.blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
     leave({&layers.units[i], 1});

@@ -78,9 +78,7 @@ void Optimizer::step(const Update& update, Stream& compute, const std::function<
 }
 
 void Optimizer::update_on_device(int bucket, const DecayRange& part, const Update& update, Stream& compute) {
-  const auto rows = [&](const TensorView& shard) {
-    return shard.rows(part.range.begin_elems, part.range.num_elems);
-  };
+  const auto rows = [&](const TensorView& shard) { return shard.rows(part.range.begin_elems, part.range.num_elems); };
   const bool has_copy = has_working_copy() && !registry_.options().weights_on_host;
   const TensorView working_copy = has_copy ? rows(registry_.weight_shard(bucket))
                                            : TensorView(nullptr, registry_.options().dtype, {0}, compute.device());

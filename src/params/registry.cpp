@@ -120,8 +120,9 @@ void ParameterRegistry::form_buckets() {
         const int last_unit = members.back()->spec.unit;
         const bool is_new_unit = last_unit != spec.unit;
         const bool is_new_group = group_of(last_unit) != group_of(spec.unit);
-        if (shards_weights() ? is_new_unit
-                             : shards_gradients() ? is_new_group || (is_new_unit && is_full) : is_full && !is_apart) {
+        if (shards_weights()     ? is_new_unit
+            : shards_gradients() ? is_new_group || (is_new_unit && is_full)
+                                 : is_full && !is_apart) {
           close();
         }
       }

@@ -102,12 +102,11 @@ void check_gpu_memory(const HostGroup& world, const Topology& topology, const Gp
   world.run_agreed([&] {
     const std::int64_t available = free_device_memory(Device{DeviceKind::cuda, gpus.place.ordinal});
     if (needed <= available) return;
-    throw ConfigError(cat("GPU ", gpus.place.bus_id, " of ", topology.host_of_rank[self], " (", gpus.place.name,
-                          "): ", num_sharing, " rank(s) need ", bytes_text(needed), ", ", bytes_text(available),
-                          " are available; settings with which rank ", world.rank(),
-                          " would fit: ",
-                          fitting_settings(config, shape, world.rank(), DeviceKind::cuda, available / num_sharing,
-                                           on_device)));
+    throw ConfigError(
+        cat("GPU ", gpus.place.bus_id, " of ", topology.host_of_rank[self], " (", gpus.place.name, "): ", num_sharing,
+            " rank(s) need ", bytes_text(needed), ", ", bytes_text(available),
+            " are available; settings with which rank ", world.rank(), " would fit: ",
+            fitting_settings(config, shape, world.rank(), DeviceKind::cuda, available / num_sharing, on_device)));
   });
 }
 
@@ -121,8 +120,7 @@ std::string check_host_memory(const HostGroup& world, const Topology& topology, 
     if (topology.host_of_rank[rank] == host) needed += std::stoll(needs[rank]);
   }
   const HostMemoryLimit limit = host_memory_limit();
-  const std::int64_t available =
-      config.run.host_memory_bytes > 0 ? config.run.host_memory_bytes : limit.bytes();
+  const std::int64_t available = config.run.host_memory_bytes > 0 ? config.run.host_memory_bytes : limit.bytes();
   const std::string facts =
       cat("cgroup limit ", limit.cgroup_bytes > 0 ? bytes_text(limit.cgroup_bytes) : "none", ", MemTotal ",
           limit.mem_total_bytes > 0 ? bytes_text(limit.mem_total_bytes) : "unknown",
@@ -131,12 +129,11 @@ std::string check_host_memory(const HostGroup& world, const Topology& topology, 
               : std::string());
   world.run_agreed([&] {
     if (topology.local_rank != 0 || available == 0 || needed <= available) return;
-    throw ConfigError(cat("host ", host, ": ", topology.num_local_ranks, " rank(s) need ", bytes_text(needed),
-                          " of its memory, ", bytes_text(available), " are available (", facts,
-                          "); settings with which rank ", world.rank(), " would fit: ",
-                          fitting_settings(config, shape, world.rank(), kind, available / topology.num_local_ranks,
-                                           measure),
-                          "; or set run.host_memory_bytes where the limit is wrong"));
+    throw ConfigError(cat(
+        "host ", host, ": ", topology.num_local_ranks, " rank(s) need ", bytes_text(needed), " of its memory, ",
+        bytes_text(available), " are available (", facts, "); settings with which rank ", world.rank(), " would fit: ",
+        fitting_settings(config, shape, world.rank(), kind, available / topology.num_local_ranks, measure),
+        "; or set run.host_memory_bytes where the limit is wrong"));
   });
   return cat(bytes_text(needed), " on ", host, " of ", bytes_text(available), " (", facts, ")");
 }

@@ -45,7 +45,8 @@ std::string zero_text(const Config& config, const GridShape& shape) {
                                           "master weights, moments, gradients and parameters are split"};
   const ZeroConfig& zero = config.zero;
   std::string text = cat("stage ", zero.stage, ": ", split[zero.stage], " over ", shape.data, " data rank(s)");
-  if (zero.offload_optimizer == OffloadTarget::cpu) text += "; master weights and moments lie and are updated in host memory";
+  if (zero.offload_optimizer == OffloadTarget::cpu)
+    text += "; master weights and moments lie and are updated in host memory";
   if (zero.offload_param == OffloadTarget::cpu) text += "; parameters lie in host memory";
   return text + (zero.overlap_comm ? "" : "; no overlap of communication");
 }
@@ -56,8 +57,8 @@ std::string numerics_fingerprint(const Config& config, const GridShape& shape, c
   const std::string common =
       cat(to_text(config.precision.dtype), ", ZeRO stage ", config.zero.stage, ", offload ",
           to_text(config.zero.offload_optimizer), ", gradients summed in ", to_text(config.precision.gradient_dtype),
-          ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline,
-          ", micro-batch ", config.train.micro_batch_size, ", ", mpi_library_version());
+          ", grid ", shape.data, "x", shape.tensor, "x", shape.pipeline, ", micro-batch ",
+          config.train.micro_batch_size, ", ", mpi_library_version());
   if (gpus != nullptr) {
     std::string nccl;
     if constexpr (with_cuda) nccl = gpus->transport == Transport::nccl ? ", " + nccl_settings() : "";
@@ -141,8 +142,7 @@ void print_end_table(const HostGroup& world, const EndFacts& facts) {
   std::printf("\nmemory, largest rank     planned       measured peak\n");
   for (std::size_t i = 0; i < planned.size(); ++i) {
     if (planned[i] == 0) continue;
-    std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(planned[i]).c_str(),
-                bytes_text(peaks[i]).c_str());
+    std::printf("  %-14s  %14s  %14s\n", owner_names[i], bytes_text(planned[i]).c_str(), bytes_text(peaks[i]).c_str());
   }
   std::printf("allocations by our code after the first step: %lld (all ranks)\n",
               static_cast<long long>(facts.own_allocations));

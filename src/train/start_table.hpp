@@ -17,7 +17,7 @@ struct StartFacts {
   std::string holds;  // this rank's layers
   OwnerBytes planned{};
   std::string host_memory;  // of check_host_memory()
-  std::string device;  // of this rank, "cuda:0 NVIDIA H200"
+  std::string device;       // of this rank, "cuda:0 NVIDIA H200"
   std::string transport;
   std::string binding;  // of a GPU rank's cores; "" on the CPU
 };

@@ -98,8 +98,8 @@ void restore_scaler(LossScaler& scaler, const CheckpointInfo& info, const std::s
   if (!scaler.is_active() || info.dtype != to_text(Precision::fp16)) return;
   try {
     const auto json = nlohmann::json::parse(info.loss_scaler);
-    scaler.restore({json.at("scale"), json.at("steps_since_overflow"), json.at("hysteresis_left"),
-                    json.at("consecutive_skips")});
+    scaler.restore(
+        {json.at("scale"), json.at("steps_since_overflow"), json.at("hysteresis_left"), json.at("consecutive_skips")});
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(cat("checkpoint ", path, ": the loss scaler's state cannot be read: ", error.what()));
   }
@@ -240,8 +240,9 @@ void Trainer::make_engine() {
       return;
     }
   }
-  engine_ = std::make_unique<Engine>(config_, make_mpi_communicators(world_.comm(), shape_, {config_.run.debug_link_gb_per_s}), device_, planned_,
-                                     run_.on_fatal);
+  engine_ = std::make_unique<Engine>(config_,
+                                     make_mpi_communicators(world_.comm(), shape_, {config_.run.debug_link_gb_per_s}),
+                                     device_, planned_, run_.on_fatal);
 }
 
 CheckpointInfo Trainer::checkpoint_info() const {

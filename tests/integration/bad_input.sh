@@ -46,6 +46,19 @@ for setting in train.steps=-1 train.steps=1e3 train.micro_batch_size=99999999999
   mistake "command line: ${setting%%=*} = ${setting#*=} is not valid: .* is needed"
 done
 
+title="a key that was renamed, and one of DeepSpeed's"
+launch_alone "$base" --parallel.bucket_size=1000 --fp16.loss_scale=0
+mistake 'unknown key parallel.bucket_size = 1000; it is zero.reduce_bucket_size here' 'fp16.loss_scale = 0; loss scaling is in \[precision\]'
+
+title="ZeRO stage that does not exist"
+launch_alone "$base" --zero.stage=4
+mistake 'command line: zero.stage = 4 is not valid: integer in \[0, 3\] is needed'
+
+title="keys without effect"
+launch 2 "$base" --zero.stage=1 --zero.offload_param=cpu --zero.allgather_bucket_size=1000 --precision.loss_scale=128
+mistake 'zero.offload_param = cpu needs zero.stage = 3 \(is 1\)' 'zero.allgather_bucket_size = 1000 has no effect with zero.stage = 1' \
+  'precision.loss_scale = 128 has no effect with precision.dtype = fp32: only fp16'
+
 title="key without a value"
 launch_alone "$base" --train.steps
 mistake 'train.steps needs a value'

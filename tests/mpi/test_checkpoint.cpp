@@ -103,8 +103,8 @@ class Model {
         const TensorView storage =
             blocks_.back().view().rows(parameter.flat_offset_elems, parameter.spec.shape.num_elems());
         for (const Piece& piece : parameter.spec.pieces) {
-          groups_.back().pieces.push_back({piece, ParameterRegistry::piece_view(piece, storage),
-                                           layout.writes && parameter.spec.is_owner});
+          groups_.back().pieces.push_back(
+              {piece, ParameterRegistry::piece_view(piece, storage), layout.writes && parameter.spec.is_owner});
         }
       }
     }
@@ -339,8 +339,7 @@ TEST_CASE("only writers write, and every rank reads its replicas", "[checkpoint]
   layout.writes = world.rank() < num_parts;
   Model model(layout);
   model.set_values(layout.writes ? 5 : 666);
-  const std::string path =
-      file_in(save_checkpoint(folder / "c", world, model.groups(), info_at(1)));
+  const std::string path = file_in(save_checkpoint(folder / "c", world, model.groups(), info_at(1)));
   CHECK(num_wrong_after_load(path, world, 5, layout) == 0);
 }
 
@@ -372,8 +371,8 @@ TEST_CASE("case-02: what the model and the file do not share is an error that na
   const auto problem = [&](const Layout& saved, const Layout& wanted) {
     const std::string path = file_in(save(folder / "c", folder.world, 1, 1, saved));
     Model model(wanted);
-    std::string text = problem_of<ConfigError>(
-        folder.world, [&] { load_checkpoint(path, folder.world, model.groups()); });
+    std::string text =
+        problem_of<ConfigError>(folder.world, [&] { load_checkpoint(path, folder.world, model.groups()); });
     CHECK(model.num_touched() == 0);
     CHECK_THAT(text, ContainsSubstring(path));
     return text;
@@ -401,8 +400,7 @@ TEST_CASE("a damaged or foreign file is an error on all ranks that names it", "[
     INFO(what);
     CHECK_THAT(problem_of<ConfigError>(folder.world, [&] { read_checkpoint_info(path, folder.world); }),
                ContainsSubstring(path));
-    CHECK_THAT(problem_of<ConfigError>(folder.world,
-                                       [&] { load_checkpoint(path, folder.world, model.groups()); }),
+    CHECK_THAT(problem_of<ConfigError>(folder.world, [&] { load_checkpoint(path, folder.world, model.groups()); }),
                ContainsSubstring(path));
     CHECK(model.num_touched() == 0);
   };

@@ -33,16 +33,12 @@ void check_case(const ZeroCase& c) {
 }
 
 // All factorisations of 8, with a different schedule, recompute setting and sequence parallelism on each.
-const std::vector<Combination> grids_of_8 = {{8, 1, 1, false, one_f_one_b, 1, none, 2, fp64},
-                                             {4, 2, 1, true, gpipe, 1, selective, 1, fp64},
-                                             {4, 1, 2, false, gpipe, 1, full, 2, fp64},
-                                             {2, 4, 1, false, one_f_one_b, 1, full, 4, fp64},
-                                             {2, 1, 4, false, interleaved, 2, none, 2, fp64},
-                                             {2, 2, 2, true, interleaved, 2, selective, 2, fp64},
-                                             {1, 8, 1, true, one_f_one_b, 1, none, 4, fp64},
-                                             {1, 4, 2, true, one_f_one_b, 1, selective, 2, fp64},
-                                             {1, 2, 4, false, interleaved, 3, full, 4, fp64},
-                                             {1, 1, 8, false, one_f_one_b, 1, none, 1, fp64}};
+const std::vector<Combination> grids_of_8 = {
+    {8, 1, 1, false, one_f_one_b, 1, none, 2, fp64}, {4, 2, 1, true, gpipe, 1, selective, 1, fp64},
+    {4, 1, 2, false, gpipe, 1, full, 2, fp64},       {2, 4, 1, false, one_f_one_b, 1, full, 4, fp64},
+    {2, 1, 4, false, interleaved, 2, none, 2, fp64}, {2, 2, 2, true, interleaved, 2, selective, 2, fp64},
+    {1, 8, 1, true, one_f_one_b, 1, none, 4, fp64},  {1, 4, 2, true, one_f_one_b, 1, selective, 2, fp64},
+    {1, 2, 4, false, interleaved, 3, full, 4, fp64}, {1, 1, 8, false, one_f_one_b, 1, none, 1, fp64}};
 
 // Also where fewer ranks are there.
 const std::vector<Combination> small_grids = {{1, 1, 1, false, gpipe, 1, none, 2, fp64},

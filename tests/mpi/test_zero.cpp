@@ -2,8 +2,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
-#include <limits>
 
 #include "oracle.hpp"
 
@@ -97,6 +97,31 @@ TEST_CASE("bytes of model state per rank follow ZeRO's formulas", "[zero]") {
     // Master weights and moments have no buckets.
     const double optimizer = static_cast<double>(of(bytes, Owner::master) + of(bytes, Owner::moments));
     CHECK(optimizer == Approx(12 * parameters / (stage > 0 ? 32 : 1)).epsilon(0.02));
+  }
+}
+
+// The README's table:  build/tests/test_mpi "[zero-table]"
+TEST_CASE("a table of memory by stage on 32 data ranks", "[.][zero-table]") {
+  Config config = bert_large_config();
+  const GridShape shape{32, 1, 1};
+  const auto total = [&](std::int64_t micro_batch, int stage) {
+    config.train.micro_batch_size = micro_batch;
+    config.train.global_batch_size = 32 * micro_batch;
+    const OwnerBytes bytes = bytes_of(config, shape, stage);
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i) sum += is_on_host(static_cast<Owner>(i)) ? 0 : bytes[i];
+    return static_cast<double>(sum) * 1e-9;
+  };
+  std::int64_t micro_batch = 1;
+  while (total(micro_batch, 0) < 48) ++micro_batch;
+  std::printf("stage  parameters  gradients  master weights  moments  model state  in all with %lld sequences\n",
+              static_cast<long long>(micro_batch));
+  for (int stage = 0; stage <= 3; ++stage) {
+    const OwnerBytes bytes = bytes_of(config, shape, stage);
+    const auto gb = [&](Owner owner) { return static_cast<double>(of(bytes, owner)) * 1e-9; };
+    std::printf("%5d  %10.2f  %9.2f  %14.2f  %7.2f  %11.2f  %6.1f GB\n", stage, gb(Owner::parameters),
+                gb(Owner::gradients), gb(Owner::master), gb(Owner::moments), model_state(bytes) * 1e-9,
+                total(micro_batch, stage));
   }
 }
 
@@ -216,8 +241,7 @@ TEST_CASE("gradients summed in 16 bits over data ranks stay within their roundin
 
 TEST_CASE("case-01 case-04: a checkpoint of one stage goes on at any other", "[zero][sanitize]") {
   const HostGroup world(MPI_COMM_WORLD);
-  const std::string folder =
-      world.broadcast((fs::temp_directory_path() / cat("potato_zero_", getpid())).string(), 0);
+  const std::string folder = world.broadcast((fs::temp_directory_path() / cat("potato_zero_", getpid())).string(), 0);
   constexpr std::int64_t stop = 3;
   const auto trained = [&](const Config& config, std::int64_t first, std::int64_t end, const std::string& from,
                            const std::string& to) {

@@ -68,9 +68,16 @@ TEST_CASE("what to_ini writes is read back to the same values", "[config]") {
   config.data.path = "x#y.txt";
   config.parallel.schedule = PipelineSchedule::interleaved;
   config.train.recompute = Recompute::selective;
+  config.zero = {.stage = 2, .reduce_bucket_size = 77, .overlap_comm = false, .offload_optimizer = OffloadTarget::cpu};
+  config.precision.dtype = Precision::fp16;
+  config.precision.min_loss_scale = 0.125;
+  config.run.debug_link_gb_per_s = 1.5;
   const std::string path = write_file(to_ini(config));
   const Config again = load_config(path);
   CHECK(to_ini(again) == to_ini(config));
+  CHECK(again.zero.stage == 2);
+  CHECK(again.zero.offload_optimizer == OffloadTarget::cpu);
+  CHECK(again.precision.dtype == Precision::fp16);
   CHECK(again.sample.prompt == config.sample.prompt);
   CHECK(again.optimizer.learning_rate == config.optimizer.learning_rate);
   std::filesystem::remove(path);
@@ -137,6 +144,106 @@ TEST_CASE("what does not fit the grid is refused with what would", "[config]") {
                c.train.micro_batch_size = 8;
              }),
              ContainsSubstring("interleaved needs micro-batches (3"));
+}
+
+TEST_CASE("a key of elsewhere is refused with the key that is here", "[config]") {
+  const auto refusal = [](const std::string& section, const std::string& key) {
+    return problems_of(cat("[", section, "]\n", key, " = 1\n"));
+  };
+  CHECK_THAT(refusal("parallel", "bucket_size"),
+             ContainsSubstring(".ini:2: unknown key parallel.bucket_size = 1; it is zero.reduce_bucket_size here"));
+  CHECK_THAT(refusal("parallel", "overlap_grad_reduce"), ContainsSubstring("zero.overlap_comm"));
+  CHECK_THAT(refusal("zero", "contiguous_gradients"), ContainsSubstring("always lie in contiguous buckets"));
+  CHECK_THAT(refusal("zero", "round_robin_gradients"), ContainsSubstring("equal parts of each bucket"));
+  CHECK_THAT(refusal("zero", "stage3_prefetch_bucket_size"), ContainsSubstring("zero.allgather_bucket_size"));
+  CHECK_THAT(refusal("zero", "cpu_offload"), ContainsSubstring("zero.offload_optimizer = cpu"));
+  CHECK_THAT(refusal("zero_optimization", "stage"), ContainsSubstring("the section is [zero] here"));
+  CHECK_THAT(refusal("fp16", "enabled"), ContainsSubstring("precision.dtype = fp16"));
+  CHECK_THAT(refusal("fp16", "loss_scale_window"), ContainsSubstring("loss scaling is in [precision]"));
+  CHECK_THAT(refusal("bf16", "enabled"), ContainsSubstring("precision.dtype = bf16"));
+  CHECK_THAT(refusal("zero", "offload_optimiser"), ContainsSubstring("did you mean zero.offload_optimizer?"));
+  CHECK_THAT(problems_of("", {{"parallel.bucket_size", "5"}}),
+             ContainsSubstring("command line: unknown key parallel.bucket_size = 5; it is zero.reduce_bucket_size"));
+}
+
+TEST_CASE("values of [zero] and [precision] out of their range are refused", "[config]") {
+  for (const char* setting :
+       {"zero.stage = 4", "zero.stage = -1", "zero.reduce_bucket_size = 0", "zero.allgather_bucket_size = -1",
+        "zero.offload_optimizer = nvme", "zero.offload_param = true", "precision.initial_scale_power = 63",
+        "precision.initial_scale_power = -1", "precision.loss_scale = -1", "precision.loss_scale_window = 0",
+        "precision.hysteresis = 0", "precision.min_loss_scale = 0", "precision.consecutive_skips_limit = 0",
+        "run.host_memory_bytes = -1", "run.debug_link_gb_per_s = -1", "run.debug_overflow_step = -1"}) {
+    const std::string text = setting;
+    const std::size_t equals = text.find(" = ");
+    CHECK_THAT(problems_of("", {{text.substr(0, equals), text.substr(equals + 3)}}),
+               ContainsSubstring(text + " is not valid"));
+  }
+}
+
+TEST_CASE("a key without effect is refused, its default never", "[config]") {
+  const auto problem = [](const std::function<void(Config&)>& change) {
+    Config config = good();
+    change(config);
+    return joined(check_config(config, 8));
+  };
+  const auto no_effect = ContainsSubstring("has no effect");
+  for (const std::int64_t stage : {0, 1, 2}) {
+    CHECK_THAT(problem([&](Config& c) {
+                 c.zero.stage = stage;
+                 c.zero.allgather_bucket_size = 1000;
+               }),
+               ContainsSubstring(cat("zero.allgather_bucket_size = 1000 has no effect with zero.stage = ", stage)));
+    CHECK_THAT(problem([&](Config& c) {
+                 c.zero.stage = stage;
+                 c.zero.offload_param = OffloadTarget::cpu;
+               }),
+               ContainsSubstring("zero.offload_param = cpu needs zero.stage = 3"));
+  }
+  CHECK_THAT(problem([](Config& c) {
+               c.zero.stage = 3;
+               c.zero.reduce_bucket_size = 1000;
+             }),
+             ContainsSubstring("zero.reduce_bucket_size = 1000 has no effect with zero.stage = 3"));
+  CHECK_THAT(problem([](Config& c) { c.zero.pin_memory = true; }), ContainsSubstring("zero.pin_memory = true has no"));
+
+  const std::vector<std::pair<std::function<void(PrecisionConfig&)>, bool>> scaling = {
+      // (a change of one key, whether it is of the dynamic scale)
+      {[](PrecisionConfig& p) { p.loss_scale = 128; }, false},
+      {[](PrecisionConfig& p) { p.consecutive_skips_limit = 3; }, false},
+      {[](PrecisionConfig& p) { p.initial_scale_power = 8; }, true},
+      {[](PrecisionConfig& p) { p.loss_scale_window = 8; }, true},
+      {[](PrecisionConfig& p) { p.hysteresis = 1; }, true},
+      {[](PrecisionConfig& p) { p.min_loss_scale = 2; }, true},
+  };
+  for (const auto& [change, is_dynamic] : scaling) {
+    const auto with = [&](Precision dtype, double loss_scale) {
+      return problem([&, &apply = change](Config& c) {
+        c.precision.loss_scale = loss_scale;
+        c.precision.dtype = dtype;
+        apply(c.precision);
+      });
+    };
+    CHECK_THAT(with(Precision::bf16, 0), no_effect);
+    CHECK(with(Precision::fp16, 0).empty());
+    if (is_dynamic) {
+      CHECK_THAT(with(Precision::fp16, 64), no_effect);
+    } else {
+      CHECK(with(Precision::fp16, 64).empty());
+    }
+  }
+  CHECK_THAT(problem([](Config& c) {
+               c.precision.dtype = Precision::fp16;
+               c.precision.initial_scale_power = 2;
+               c.precision.min_loss_scale = 8;
+             }),
+             ContainsSubstring("precision.min_loss_scale = 8 exceeds the first scale"));
+  CHECK(problem([](Config& c) {
+          c.zero = {.stage = 3,
+                    .allgather_bucket_size = 1000,
+                    .offload_optimizer = OffloadTarget::cpu,
+                    .offload_param = OffloadTarget::cpu,
+                    .pin_memory = true};
+        }).empty());
 }
 
 TEST_CASE("the command line", "[config]") {

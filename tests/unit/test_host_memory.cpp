@@ -1,10 +1,9 @@
-#include "potato/device/host_memory.hpp"
-
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "potato/device/host_memory.hpp"
 #include "support/catch.hpp"
 
 using namespace potato;
@@ -67,6 +66,4 @@ TEST_CASE("version 1 cgroups", "[host-memory]") {
   CHECK(tree.limit().cgroup_bytes == 123456);
 }
 
-TEST_CASE("this host's memory is known", "[host-memory]") {
-  CHECK(host_memory_limit().mem_total_bytes > (1 << 20));
-}
+TEST_CASE("this host's memory is known", "[host-memory]") { CHECK(host_memory_limit().mem_total_bytes > (1 << 20)); }

@@ -1,8 +1,7 @@
-#include "potato/optim/loss_scaler.hpp"
-
 #include <vector>
 
 #include "potato/core/error.hpp"
+#include "potato/optim/loss_scaler.hpp"
 #include "support/catch.hpp"
 
 using namespace potato;

@@ -55,8 +55,8 @@ struct TensorGroup {
 };
 
 // Collective over `group`. Each rank writes the pieces that it has to, into one file, in parallel. Throws SaveError on
-// all ranks where the disk is too small or anything fails, and Error where the written pieces do not cover every tensor.
-// Returns the committed folder.
+// all ranks where the disk is too small or anything fails, and Error where the written pieces do not cover every
+// tensor. Returns the committed folder.
 std::string save_checkpoint(const std::string& folder, const HostGroup& group, std::span<const TensorGroup> groups,
                             const CheckpointInfo& info);
 

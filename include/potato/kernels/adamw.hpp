@@ -11,10 +11,10 @@ struct AdamWStep {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double weight_decay = 0;    // 0 for tensors without decay
-  std::int64_t step = 1;      // 1 for the first update: bias corrections 1 − beta^step
-  double max_norm = 0;        // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
-  double gradient_scale = 1;  // multiplied into the gradient before anything else; 1 / loss scale
+  double weight_decay = 0;      // 0 for tensors without decay
+  std::int64_t step = 1;        // 1 for the first update: bias corrections 1 − beta^step
+  double max_norm = 0;          // > 0: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+  double gradient_scale = 1;    // multiplied into the gradient before anything else; 1 / loss scale
   bool skip_nonfinite = false;  // nothing changes where squared_norm is not finite
 };
 

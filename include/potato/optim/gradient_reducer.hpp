@@ -15,8 +15,8 @@ namespace potato {
 // tied embedding's shard is also summed over first and last stage; replicated parameters under sequence parallelism
 // also over the tensor axis, since each tensor rank saw only its rows.
 //
-// Stages 2 and 3 keep no whole gradients: a bucket's lie in a buffer from the arena while a micro-batch's backward fills
-// it, and are then reduced and added to the shard. One buffer is filled while the one before it is reduced.
+// Stages 2 and 3 keep no whole gradients: a bucket's lie in a buffer from the arena while a micro-batch's backward
+// fills it, and are then reduced and added to the shard. One buffer is filled while the one before it is reduced.
 class GradientReducer {
  public:
   struct Options {

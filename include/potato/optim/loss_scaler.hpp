@@ -9,7 +9,8 @@
 
 namespace potato {
 
-// The same on every rank, since all are told of the same overflows. For other dtypes than fp16 the scale is 1 and stays.
+// The same on every rank, since all are told of the same overflows. For other dtypes than fp16 the scale is 1 and
+// stays.
 class LossScaler {
  public:
   explicit LossScaler(const PrecisionConfig& config);

@@ -1,5 +1,5 @@
-// Brings the data ranks' shards of the weights together: once after each update (ZeRO stages 1 and 2), or layer by layer
-// before each use (stage 3).
+// Brings the data ranks' shards of the weights together: once after each update (ZeRO stages 1 and 2), or layer by
+// layer before each use (stage 3).
 #pragma once
 
 #include <cstdint>

@@ -8,10 +8,10 @@
 // bucket in the order in which backward finishes them. Weights of 16 bits are working copies of fp32 master weights
 // (Micikevicius et al., arXiv 1710.03740); gradients are accumulated in fp32 (fp64 beside fp64 weights).
 //
-// ZeRO (Rajbhandari et al., arXiv 1910.02054) cuts every bucket into equal parts, one for each data rank; this rank's is
-// its shard. Stage 1 keeps only shards of master weights and moments, 2 also of gradients, 3 also of weights. Without
-// ZeRO the shard is the bucket. A cut may fall anywhere in a tensor; own_pieces() gives what lies in the shards as
-// hyperslabs again.
+// ZeRO (Rajbhandari et al., arXiv 1910.02054) cuts every bucket into equal parts, one for each data rank; this rank's
+// is its shard. Stage 1 keeps only shards of master weights and moments, 2 also of gradients, 3 also of weights.
+// Without ZeRO the shard is the bucket. A cut may fall anywhere in a tensor; own_pieces() gives what lies in the shards
+// as hyperslabs again.
 #pragma once
 
 #include <array>
@@ -104,8 +104,8 @@ struct StorageOptions {
   DType dtype = DType::f32;              // of weights
   std::int64_t bucket_elems = 25000000;  // stages 0 to 2; a bucket of stage 2 holds whole units
   int zero_stage = 0;
-  int shard = 0;        // this rank's, along the data axis
-  int num_shards = 1;   // data ranks, at any stage
+  int shard = 0;                  // this rank's, along the data axis
+  int num_shards = 1;             // data ranks, at any stage
   bool replicated_apart = false;  // replicated parameters have buckets of their own
   bool master_apart = false;      // master weights even where `dtype` is the compute dtype
   bool master_on_host = false;    // then apart
@@ -235,10 +235,10 @@ class ParameterRegistry {
   std::vector<Bucket> buckets_;
   std::int64_t num_flat_elems_ = 0;
   std::int64_t num_shard_elems_ = 0;
-  Tensor weights_;                        // [num_flat_elems], stage 3: [num_shard_elems]
-  Tensor gradients_;                      // [num_flat_elems], from stage 2 on: [num_shard_elems]
+  Tensor weights_;                       // [num_flat_elems], stage 3: [num_shard_elems]
+  Tensor gradients_;                     // [num_flat_elems], from stage 2 on: [num_shard_elems]
   std::vector<Tensor> whole_gradients_;  // by bucket: of those that accumulate the whole step at stages 2 and 3
-  Tensor master_;                         // [num_shard_elems]
+  Tensor master_;                        // [num_shard_elems]
   std::vector<OwnPiece> own_pieces_;
   std::int64_t num_micro_batches_ = 0;
   std::function<void(int)> on_bucket_ready_;

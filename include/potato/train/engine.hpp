@@ -31,8 +31,8 @@
 namespace potato {
 
 // Memory by owner, bytes of this rank. The last three are host memory beside a GPU: pinned buffers, what
-// zero.offload_optimizer and zero.offload_param keep there (on CPU ranks too), and the copy that a checkpoint is written
-// from.
+// zero.offload_optimizer and zero.offload_param keep there (on CPU ranks too), and the copy that a checkpoint is
+// written from.
 enum class Owner : std::uint8_t {
   parameters,
   gradients,
@@ -45,9 +45,9 @@ enum class Owner : std::uint8_t {
   offloaded,
   snapshot
 };
-inline constexpr std::array<const char*, 10> owner_names = {"parameters",   "gradients", "master weights", "moments",
-                                                            "activations",  "buffers",   "workspace",
-                                                            "host buffers", "offloaded", "snapshot"};
+inline constexpr std::array<const char*, 10> owner_names = {
+    "parameters", "gradients", "master weights", "moments",   "activations",
+    "buffers",    "workspace", "host buffers",   "offloaded", "snapshot"};
 using OwnerBytes = std::array<std::int64_t, owner_names.size()>;
 
 // Whether an owner's memory is the host's, also beside a GPU.
@@ -121,14 +121,14 @@ class Engine {
   using ChooseToken = std::function<std::int32_t(std::int64_t, const double*, std::int64_t)>;
   const std::vector<std::int32_t>& next_tokens(std::int64_t length, const ChooseToken& choose);
 
-  // The state that a checkpoint holds, as pieces in host memory: master weights, exp_avg, exp_avg_sq. Where it lies on a
-  // GPU copies of it, made on first use and filled here. Waits for the streams.
+  // The state that a checkpoint holds, as pieces in host memory: master weights, exp_avg, exp_avg_sq. Where it lies on
+  // a GPU copies of it, made on first use and filled here. Waits for the streams.
   std::vector<TensorGroup> fetch_state();
   // After the host changed what fetch_state() gave: copies go to the device, and weights are made anew.
   void restore_state();
   LossScaler& loss_scaler() noexcept { return loss_scaler_; }
-  // The parameter with a non-finite gradient whose backward came first in the last step, on this rank: its name, and its
-  // place in that order. Nothing where all are finite. Waits for the streams.
+  // The parameter with a non-finite gradient whose backward came first in the last step, on this rank: its name, and
+  // its place in that order. Nothing where all are finite. Waits for the streams.
   std::optional<std::pair<std::int64_t, std::string>> first_nonfinite_gradient();
 
   void synchronize();

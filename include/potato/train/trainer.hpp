@@ -73,7 +73,7 @@ class Trainer {
   std::string binding_;              // what was done about this rank's cores
   std::unique_ptr<Dataset> data_;
   OwnerBytes planned_{};
-  std::string host_memory_;  // what was found of it
+  std::string host_memory_;   // what was found of it
   OperationProfile profile_;  // of the last step, where log.operation_times asks for it
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine

@@ -63,8 +63,7 @@ void release_device_memory(void* memory) noexcept { log_failure(cudaFree(memory)
 void* claim_pinned_memory(std::int64_t num_bytes, const std::string& owner) {
   void* memory = claim_pages(num_bytes, owner);
   touch_pages(static_cast<char*>(memory), num_bytes);
-  const cudaError_t result =
-      cudaHostRegister(memory, static_cast<std::size_t>(num_bytes), cudaHostRegisterPortable);
+  const cudaError_t result = cudaHostRegister(memory, static_cast<std::size_t>(num_bytes), cudaHostRegisterPortable);
   if (result != cudaSuccess) {
     cudaGetLastError();  // clears it
     release_pages(memory, num_bytes);
