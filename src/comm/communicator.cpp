@@ -22,7 +22,7 @@ std::string_view axis_name(Axis axis) {
 
 void Communicator::all_reduce(TensorView x, ReduceOp op, Stream& stream) {
   if (num_ranks_ == 1 || x.num_elems() == 0) return;
-  account(static_cast<double>(x.num_bytes()));
+  account(2 * static_cast<double>(x.num_bytes()));
   collective_timer_.start(stream);
   do_all_reduce(x, op, stream);
   collective_timer_.stop(stream);

@@ -146,6 +146,10 @@ void print_end_table(const HostGroup& world, const EndFacts& facts) {
   }
   std::printf("allocations by our code after the first step: %lld (all ranks)\n",
               static_cast<long long>(facts.own_allocations));
+  if (facts.data_calls_per_step > 0) {
+    std::printf("data axis: %s a step through reduce-scatter and all-gather, %.1f calls (rank 0)\n",
+                bytes_text(static_cast<std::int64_t>(facts.data_bytes_per_step)).c_str(), facts.data_calls_per_step);
+  }
   std::printf("trained for %.1f s\n", facts.train_s);
   std::fflush(stdout);
 }

@@ -27,6 +27,8 @@ struct EndFacts {
   OwnerBytes peaks{};
   std::int64_t own_allocations = 0;  // of all ranks, after each one's first step
   double train_s = 0;
+  double data_bytes_per_step = 0;  // of this rank's collectives along the data axis
+  double data_calls_per_step = 0;
 };
 
 // What the bits of a result depend on beside the configuration's mathematics.

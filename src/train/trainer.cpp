@@ -150,7 +150,7 @@ std::vector<std::string> attention_problems(const Config& config) {
   const std::int64_t head_dim = config.model.hidden_size / config.model.num_heads;
   if (config.run.device == DeviceChoice::cpu) refuse("the run is on CPU ranks");
   if (config.run.device == DeviceChoice::cuda && !has_cudnn()) refuse("this build has no cuDNN");
-  if (config.precision.dtype != Precision::bf16) {
+  if (config.precision.dtype != Precision::bf16 && config.precision.dtype != Precision::fp16) {
     refuse(cat("precision.dtype = ", to_text(config.precision.dtype), ", cuDNN's kernels take 16 bits"));
   }
   if (config.model.dropout > 0) refuse(cat("model.dropout = ", config.model.dropout, ", its masks are not ours"));
@@ -186,7 +186,7 @@ void Trainer::choose_device() {
                            most_head_dim, " wide; raise model.num_heads, or choose run.device = cpu"));
   }
   if (choice == DeviceChoice::cuda && precision == Precision::fp64) {
-    problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32 or bf16");
+    problems.emplace_back("precision.dtype = fp64 is for CPU ranks; on a GPU choose fp32, tf32, bf16 or fp16");
   }
   if (choice == DeviceChoice::cuda && config_.run.debug_link_gb_per_s > 0) {
     problems.emplace_back("run.debug_link_gb_per_s slows CPU ranks only; remove it");
@@ -417,6 +417,7 @@ bool Trainer::run() {
         cat("nothing to train: the checkpoint is at step ", step_, " of train.steps = ", config_.train.steps));
   }
   const double start_s = now_s();
+  const CommStats traffic_before = engine_->grid().data->stats();
   while (step_ < config_.train.steps) {
     const AllocationCounts before = allocation_counts();
     const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, updates_);
@@ -454,6 +455,12 @@ bool Trainer::run() {
     }
   }
   train_s_ = now_s() - start_s;
+  if (step_ > first_step) {
+    const auto num_steps = static_cast<double>(step_ - first_step);
+    const CommStats& traffic = engine_->grid().data->stats();
+    data_bytes_per_step_ = (traffic.bytes - traffic_before.bytes) / num_steps;
+    data_calls_per_step_ = static_cast<double>(traffic.num_calls - traffic_before.num_calls) / num_steps;
+  }
   if (config_.log.operation_times) reporter_->line(profile_.table(1));
   if (!saved_now && config_.checkpoint.at_end) all_saved = save() && all_saved;
   if (has_validation) evaluate(config_.eval.final_batches);
@@ -528,6 +535,8 @@ void Trainer::print_end() const {
   facts.peaks = peaks;
   facts.own_allocations = static_cast<std::int64_t>(world_.sum(static_cast<double>(own_allocations_)));
   facts.train_s = train_s_;
+  facts.data_bytes_per_step = data_bytes_per_step_;
+  facts.data_calls_per_step = data_calls_per_step_;
   if (!run_.quiet) print_end_table(world_, facts);
 }
 

@@ -37,7 +37,8 @@ struct LinkOptions {
 };
 
 struct CommStats {
-  double bytes = 0;  // payload of all calls on this rank
+  // Payload of all calls on this rank; an all-reduce counts twice, as the reduce-scatter and all-gather that it is.
+  double bytes = 0;
   std::int64_t num_calls = 0;
 };
 

@@ -88,6 +88,8 @@ class Trainer {
   double last_step_s_ = 0;
   std::int64_t own_allocations_ = 0;  // after this process's first step
   double train_s_ = 0;
+  double data_bytes_per_step_ = 0;  // of this rank's collectives along the data axis, evaluations included
+  double data_calls_per_step_ = 0;
 };
 
 }  // namespace potato
