@@ -215,12 +215,14 @@ TEST_CASE("a key without effect is refused, its default never", "[config]") {
       {[](PrecisionConfig& p) { p.hysteresis = 1; }, true},
       {[](PrecisionConfig& p) { p.min_loss_scale = 2; }, true},
   };
-  for (const auto& [change, is_dynamic] : scaling) {
+  for (const auto& pair : scaling) {
+    const std::function<void(PrecisionConfig&)>& change = pair.first;
+    const bool is_dynamic = pair.second;
     const auto with = [&](Precision dtype, double loss_scale) {
-      return problem([&, &apply = change](Config& c) {
+      return problem([&](Config& c) {
         c.precision.loss_scale = loss_scale;
         c.precision.dtype = dtype;
-        apply(c.precision);
+        change(c.precision);
       });
     };
     CHECK_THAT(with(Precision::bf16, 0), no_effect);
