@@ -94,6 +94,12 @@ TEST_CASE("ZeRO with streams delayed at random gives equal results", "[oracle][z
       CHECK(bitwise_equal(calm, train(config, ranks.get())));
       config.zero.overlap_comm = false;
       CHECK(bitwise_equal(calm, train(config, ranks.get())));
+      if (stage < 3) continue;
+      config.zero.overlap_comm = true;
+      for (const std::int64_t ahead : {30'000, 1'000'000'000}) {  // two or three layers, all
+        config.zero.allgather_bucket_size = ahead;
+        CHECK(bitwise_equal(calm, train(config, ranks.get())));
+      }
     }
   }
 }
