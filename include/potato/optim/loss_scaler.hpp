@@ -18,7 +18,7 @@ class LossScaler {
   bool is_active() const noexcept { return is_active_; }
   double scale() const noexcept { return state_.scale; }
   // After each step. An overflow halves a dynamic scale, down to min_loss_scale, once `hysteresis` of them have come;
-  // loss_scale_window steps without one double it and restore the hysteresis.
+  // loss_scale_window steps without one double it, up to 2^126, and restore the hysteresis.
   void update(bool overflowed);
   // Whether consecutive_skips_limit steps in a row have overflowed.
   bool gave_up() const noexcept { return state_.consecutive_skips >= config_.consecutive_skips_limit; }
