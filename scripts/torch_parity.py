@@ -3,7 +3,7 @@
 
     build/tests/parity_inputs CONFIG.ini batches.bin            # initial weights (a checkpoint of step 0), batches
     potatochat CONFIG.ini                                       # with log.metrics = metrics.jsonl
-    python3 scripts/torch_parity.py --checkpoint run/checkpoints/step-00000000/checkpoint.h5 --batches batches.bin \
+    python3 scripts/torch_parity.py --checkpoint run/checkpoints/step-00000000/index.h5 --batches batches.bin \
         --metrics metrics.jsonl --steps 300 --batch 32 --seq 1024 --heads 12 --lr 6e-4 --min-lr 6e-5 --warmup 50
 
 bf16 autocast, fp32 weights, AdamW, clipping to norm 1: what a PyTorch user would write. Prints a line every 20 steps, and

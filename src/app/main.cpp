@@ -13,6 +13,7 @@
 #include "potato/core/error.hpp"
 #include "potato/core/version.hpp"
 #include "potato/modes/train.hpp"
+#include "potato/modes/verify.hpp"
 
 namespace {
 
@@ -42,6 +43,7 @@ bool print_and_leave(const Invocation& invocation, bool is_root) {
       text = to_ini(load_config(invocation.config_path, invocation.overrides));
       break;
     case Invocation::Action::run:
+    case Invocation::Action::verify:
       return false;
   }
   if (is_root) std::fputs(text.c_str(), stdout);
@@ -66,15 +68,20 @@ int run(int argc, char** argv) {
   for (int i = 0; i < argc; ++i) command_line += cat(i > 0 ? " " : "", argv[i]);
 
   Config config;
+  Invocation invocation;
+  std::string config_given;
   std::vector<std::string> problems;
   try {
-    const Invocation invocation = parse_command_line(argc, argv);
+    invocation = parse_command_line(argc, argv);
     const char* rank_text = std::getenv("OMPI_COMM_WORLD_RANK");
     if (print_and_leave(invocation, rank_text == nullptr || std::string(rank_text) == "0")) {
       if (facts.launcher_ranks > 1) MpiSession session(&argc, &argv);
       return 0;
     }
-    config = load_config(invocation.config_path, invocation.overrides);
+    if (invocation.action == Invocation::Action::run) {
+      config = load_config(invocation.config_path, invocation.overrides);
+      config_given = config_text(invocation.config_path);
+    }
     resolve_threads(config, facts);
   } catch (const ConfigError& error) {
     problems = error.problems();
@@ -84,6 +91,7 @@ int run(int argc, char** argv) {
   }
   if (!problems.empty() && facts.launcher_ranks == 1) throw ConfigError(problems);
 
+  if (config.checkpoint.io != MpiIo::automatic) setenv("OMPI_MCA_io", to_text(config.checkpoint.io).c_str(), 1);
   prepare_cuda_environment(facts.launcher_ranks);
   if constexpr (with_cuda) prepare_nccl({.deterministic = config.run.deterministic});
   MpiSession session(&argc, &argv);
@@ -93,7 +101,8 @@ int run(int argc, char** argv) {
       const std::string launch = launch_problem(facts, world.num_ranks());
       if (!launch.empty()) problems.push_back(launch);
       world.agree(problems);
-      return train_mode(config, world, command_line);
+      if (invocation.action == Invocation::Action::verify) return verify_mode(invocation.config_path, world);
+      return train_mode(config, world, command_line, config_given);
     } catch (const ConfigError& error) {
       if (world.rank() == 0) print_problems(error);
       return exit_user_mistake;

@@ -1,5 +1,7 @@
 #include "h5.hpp"
 
+#include "potato/checkpoint/checkpoint.hpp"
+
 namespace potato {
 
 namespace {
@@ -21,6 +23,19 @@ std::string stack_text() {
 
 H5Error::H5Error(const char* expression, std::source_location place)
     : Error(cat(expression, ": ", stack_text()), place) {}
+
+hid_t memory_type(DType dtype) {
+  PC_CHECK(dtype == DType::f32 || dtype == DType::f64, dtype_name(dtype));
+  return dtype == DType::f32 ? H5T_NATIVE_FLOAT : H5T_NATIVE_DOUBLE;
+}
+
+std::string hdf5_version() {
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return cat("HDF5 ", major, ".", minor, ".", release);
+}
 
 void silence_h5() { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 

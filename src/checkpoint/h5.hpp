@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "potato/core/dtype.hpp"
 #include "potato/core/error.hpp"
 
 namespace potato {
@@ -19,6 +20,9 @@ class H5Error : public Error {
 
 // Turns HDF5's own printing of errors off; they come through H5Error.
 void silence_h5();
+
+// In memory: fp32 or fp64.
+hid_t memory_type(DType dtype);
 
 // Passes a result >= 0 on, else throws.
 template <typename Result>

@@ -60,23 +60,60 @@ std::string HostGroup::broadcast(const std::string& text, int root) const {
   return result;
 }
 
+namespace {
+
+// Texts of all ranks, one behind the other.
+struct Parts {
+  explicit Parts(std::vector<int> all_lengths) : lengths(std::move(all_lengths)), offsets(lengths.size()) {
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      offsets[i] = narrow<int>(total);
+      total += lengths[i];
+    }
+    all.resize(static_cast<std::size_t>(total));
+  }
+  std::vector<std::string> texts() const {
+    std::vector<std::string> result;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      result.push_back(all.substr(static_cast<std::size_t>(offsets[i]), static_cast<std::size_t>(lengths[i])));
+    }
+    return result;
+  }
+
+  std::vector<int> lengths;
+  std::vector<int> offsets;
+  std::string all;
+};
+
+std::vector<int> gather_lengths(const std::string& text, MPI_Comm comm, int num_ranks) {
+  const int length = narrow<int>(text.size());
+  std::vector<int> lengths(static_cast<std::size_t>(num_ranks));
+  PC_MPI(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm));
+  return lengths;
+}
+
+}  // namespace
+
 std::vector<std::string> HostGroup::all_gather(const std::string& text) const {
-  const int length = narrow<int>(static_cast<std::int64_t>(text.size()));
-  std::vector<int> lengths(static_cast<std::size_t>(num_ranks_));
-  PC_MPI(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
-  std::vector<int> offsets(lengths.size());
-  std::int64_t total = 0;
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    offsets[i] = narrow<int>(total);
-    total += lengths[i];
+  const LibraryScope library;
+  Parts parts(gather_lengths(text, comm_, num_ranks_));
+  PC_MPI(MPI_Allgatherv(text.data(), narrow<int>(text.size()), MPI_CHAR, parts.all.data(), parts.lengths.data(),
+                        parts.offsets.data(), MPI_CHAR, comm_));
+  return parts.texts();
+}
+
+std::vector<std::string> HostGroup::gather(const std::string& text, int root) const {
+  const LibraryScope library;
+  std::vector<int> lengths = gather_lengths(text, comm_, num_ranks_);
+  if (rank_ != root) {
+    PC_MPI(MPI_Gatherv(text.data(), narrow<int>(text.size()), MPI_CHAR, nullptr, nullptr, nullptr, MPI_CHAR, root,
+                       comm_));
+    return {};
   }
-  std::string all(static_cast<std::size_t>(total), '\0');
-  PC_MPI(MPI_Allgatherv(text.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR, comm_));
-  std::vector<std::string> texts;
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    texts.push_back(all.substr(static_cast<std::size_t>(offsets[i]), static_cast<std::size_t>(lengths[i])));
-  }
-  return texts;
+  Parts parts(std::move(lengths));
+  PC_MPI(MPI_Gatherv(text.data(), narrow<int>(text.size()), MPI_CHAR, parts.all.data(), parts.lengths.data(),
+                     parts.offsets.data(), MPI_CHAR, root, comm_));
+  return parts.texts();
 }
 
 void HostGroup::agree(const std::vector<std::string>& problems) const {

@@ -161,6 +161,57 @@ void check_precision(const PrecisionConfig& precision, std::vector<std::string>&
   }
 }
 
+// checkpoint.files, and what depends on it.
+void check_files(const CheckpointConfig& checkpoint, std::int64_t num_ranks, std::vector<std::string>& problems) {
+  const std::string& files = checkpoint.files;
+  const bool is_number =
+      !files.empty() && files.size() < 8 && std::all_of(files.begin(), files.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!is_number && files != "single" && files != "per_node" && files != "per_rank") {
+    problems.push_back(
+        cat("checkpoint.files = ", files, " is not valid: single, per_node, per_rank or a number of files is needed"));
+  } else if (is_number && (std::stoll(files) < 1 || std::stoll(files) > num_ranks)) {
+    problems.push_back(cat("checkpoint.files = ", files, ": 1 to ", num_ranks, " files for ", num_ranks, " rank(s)"));
+  }
+  if (checkpoint.async && files != "per_rank") {
+    problems.push_back(cat("checkpoint.async = true writes a file for each rank; remove checkpoint.files = ", files));
+  }
+  if (files == "per_rank" && (checkpoint.io != MpiIo::automatic || !checkpoint.hints.empty())) {
+    problems.push_back(cat("checkpoint.io and checkpoint.hints have no effect with checkpoint.files = per_rank, where ",
+                           "no file is written by several ranks; remove them, or choose single or per_node"));
+  }
+}
+
+void check_checkpoint(const CheckpointConfig& checkpoint, std::int64_t num_ranks, std::vector<std::string>& problems) {
+  check_files(checkpoint, num_ranks, problems);
+  try {
+    if (deflate_level(checkpoint.compression) == 0 && checkpoint.chunk_bytes != CheckpointConfig{}.chunk_bytes) {
+      problems.push_back(cat("checkpoint.chunk_bytes = ", checkpoint.chunk_bytes,
+                             " has no effect with checkpoint.compression = none; remove it"));
+    }
+  } catch (const ConfigError& error) {
+    problems.push_back(error.problems().front());
+  }
+  try {
+    for (const auto& [name, value] : mpi_io_hints(checkpoint.hints)) {
+      const bool is_romio = name.starts_with("romio_") || name == "ind_rd_buffer_size" || name == "ind_wr_buffer_size" ||
+                            name == "cb_config_list";
+      if (!is_romio || checkpoint.io == MpiIo::romio321) continue;
+      problems.push_back(cat("checkpoint.hints: ", name, " is a hint of ROMIO, but checkpoint.io = ",
+                             to_text(checkpoint.io), " uses OMPIO, which ignores it; choose checkpoint.io = romio321"));
+    }
+  } catch (const ConfigError& error) {
+    problems.push_back(error.problems().front());
+  }
+  if (checkpoint.keep_every > 0 && checkpoint.keep_last == 0) {
+    problems.push_back(cat("checkpoint.keep_every = ", checkpoint.keep_every,
+                           " has no effect with checkpoint.keep_last = 0, which keeps all; remove it"));
+  }
+  if (checkpoint.load == CheckpointLoad::weights && checkpoint.resume == "none") {
+    problems.emplace_back(
+        "checkpoint.load = weights needs a checkpoint: checkpoint.resume = PATH, or latest");
+  }
+}
+
 std::string valid_grids(std::int64_t num_ranks) {
   std::string text;
   for (std::int64_t tensor = 1; tensor <= num_ranks; ++tensor) {
@@ -180,6 +231,7 @@ std::vector<std::string> check_config(const Config& config, std::int64_t num_ran
   check_pipeline(config, problems);
   check_zero(config.zero, problems);
   check_precision(config.precision, problems);
+  check_checkpoint(config.checkpoint, num_ranks, problems);
   const std::int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (num_ranks % model_ranks != 0) {
     problems.push_back(cat("parallel.tensor (", config.parallel.tensor, ") x parallel.pipeline (",

@@ -37,6 +37,9 @@ const Names<AttentionKernel> attention_names = {
     {AttentionKernel::automatic, "auto"}, {AttentionKernel::own, "own"}, {AttentionKernel::cudnn, "cudnn"}};
 const Names<GradientDType> gradient_names = {
     {GradientDType::fp32, "fp32"}, {GradientDType::bf16, "bf16"}, {GradientDType::fp16, "fp16"}};
+const Names<MpiIo> io_names = {
+    {MpiIo::automatic, "auto"}, {MpiIo::ompio, "ompio"}, {MpiIo::romio321, "romio321"}};
+const Names<CheckpointLoad> load_names = {{CheckpointLoad::full, "full"}, {CheckpointLoad::weights, "weights"}};
 const Names<OffloadTarget> offload_names = {{OffloadTarget::none, "none"}, {OffloadTarget::cpu, "cpu"}};
 
 template <typename Enum>
@@ -215,6 +218,9 @@ std::vector<ConfigKey> make_keys() {
       PC_TEXT(run, dir, "path", "Folder of the run: checkpoints, cache and samples."),
       PC_BOOLEAN(run, deterministic, "Repeat a step bitwise on the same grid and machine. CPU runs always do."),
       PC_POSITIVE(run, abort_timeout_s, "s", "A job with a failed rank has ended after this time."),
+      PC_BOUNDED(run, requeue_exit_code, 1, 125, "",
+                 "Exit code of a run that SIGUSR1 stopped, after its checkpoint was committed: for job scripts that "
+                 "requeue."),
       PC_INTEGER(
           run, host_memory_bytes, 0, "bytes",
           "Memory of the host that its ranks may use together. 0: the limit of the cgroup (container, Slurm job), "
@@ -227,6 +233,7 @@ std::vector<ConfigKey> make_keys() {
           "a link. 0: off."),
       PC_INTEGER(run, debug_overflow_step, 0, "step",
                  "For tests: the loss gradient of this step is infinite. 0: never."),
+      PC_INTEGER(run, debug_slow_save_ms, 0, "ms", "For tests: a pause between the phases of a save."),
 
       PC_TEXT(model, family, "gpt2", "Architecture."),
       PC_BOUNDED(model, num_layers, 1, 100'000, "layers", "Transformer layers."),
@@ -318,8 +325,30 @@ std::vector<ConfigKey> make_keys() {
                 "static table of dtype and shape, so that runs repeat."),
 
       PC_INTEGER(checkpoint, every_steps, 0, "steps", "Save every so many steps. 0: only at the end."),
+      PC_NOT_NEGATIVE(checkpoint, every_minutes, "min", "Save when so much time has passed since the last save. 0: never."),
       PC_BOOLEAN(checkpoint, at_end, "Save after the last step."),
-      PC_TEXT(checkpoint, resume, "none | latest | PATH", "Go on from a checkpoint, made on any grid."),
+      PC_TEXT(checkpoint, resume, "none | latest | PATH",
+              "Go on from a checkpoint, made on any grid. latest: the newest good one of run.dir."),
+      PC_CHOICE(checkpoint, load, load_names,
+                "full: go on where the checkpoint stopped; weights: start a new run from its weights."),
+      PC_TEXT(checkpoint, files, "single | per_node | per_rank | NUMBER",
+              "Shard files of a checkpoint. Several ranks write one file through parallel HDF5."),
+      PC_TEXT(checkpoint, compression, "none | deflate(1) to deflate(9)", "Of the tensors in the shard files."),
+      PC_BOUNDED(checkpoint, chunk_bytes, 1'024, std::int64_t{1} << 30, "bytes", "Chunks of compressed tensors."),
+      PC_BOUNDED(checkpoint, alignment_bytes, 1, std::int64_t{1} << 30, "bytes",
+                 "Tensors from 64 KiB on begin at multiples of this in their file."),
+      PC_CHOICE(checkpoint, io, io_names,
+                "Open MPI's component for files that several ranks write. auto: Open MPI's own choice, OMPIO."),
+      PC_TEXT(checkpoint, hints, "name=value; ...",
+              "MPI-IO hints for files that several ranks write. Those of ROMIO need io = romio321."),
+      PC_BOOLEAN(checkpoint, async,
+                 "Copy the state into host memory beside the next step, and write it in the background while training "
+                 "goes on. With files = per_rank."),
+      PC_BOOLEAN(checkpoint, verify, "Read a checkpoint back and compare its hashes before it is committed."),
+      PC_INTEGER(checkpoint, keep_last, 0, "checkpoints",
+                 "After a commit, older checkpoints are removed but for so many of the newest. 0: all stay."),
+      PC_INTEGER(checkpoint, keep_every, 0, "steps",
+                 "Checkpoints of steps that are multiples of this stay beside keep_last. 0: none."),
 
       PC_INTEGER(log, steps_per_print, 1, "steps", "Steps between progress lines."),
       PC_TEXT(log, metrics, "path", "File that gets one JSON object a step. Empty: none."),
@@ -408,5 +437,7 @@ std::string to_text(Precision value) { return name_of(precision_names, value); }
 std::string to_text(AttentionKernel value) { return name_of(attention_names, value); }
 std::string to_text(GradientDType value) { return name_of(gradient_names, value); }
 std::string to_text(OffloadTarget value) { return name_of(offload_names, value); }
+std::string to_text(MpiIo value) { return name_of(io_names, value); }
+std::string to_text(CheckpointLoad value) { return name_of(load_names, value); }
 
 }  // namespace potato

@@ -20,7 +20,8 @@ namespace {
 namespace po = boost::program_options;
 
 constexpr const char* usage =
-    "usage: potatochat CONFIG.ini [--section.key=value ...]; potatochat --help lists all keys";
+    "usage: potatochat CONFIG.ini [--section.key=value ...], or potatochat verify CHECKPOINT; potatochat --help lists all "
+    "keys";
 
 std::string trimmed(const std::string& text) {
   const std::size_t begin = text.find_first_not_of(" \t\r");
@@ -70,7 +71,9 @@ void apply(Config& config, const std::string& place, const std::string& name, co
   }
 }
 
-std::string read_text(const std::string& path) {
+}  // namespace
+
+std::string config_text(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     throw ConfigError(cat("configuration ", path, " is a folder; give the path of an INI file\n", usage));
@@ -88,8 +91,10 @@ std::string read_text(const std::string& path) {
   return result;
 }
 
+namespace {
+
 void apply_file(Config& config, const std::string& path, std::vector<std::string>& problems) {
-  const auto [lines, readable] = scan_lines(path, read_text(path), problems);
+  const auto [lines, readable] = scan_lines(path, config_text(path), problems);
   po::options_description known;
   for (const ConfigKey& key : config_keys()) known.add_options()(key.full_name().c_str(), po::value<std::string>());
   po::parsed_options parsed(&known);
@@ -147,10 +152,18 @@ Invocation parse_command_line(int argc, const char* const* argv) {
       }
     } else if (word.rfind('-', 0) == 0) {
       throw ConfigError(cat("command line: unknown option ", word, "\n", usage));
+    } else if (i == 1 && word == "verify") {
+      invocation.action = Invocation::Action::verify;
     } else if (!invocation.config_path.empty()) {
-      throw ConfigError(cat("command line: two configurations, ", invocation.config_path, " and ", word, "\n", usage));
+      throw ConfigError(cat("command line: two paths, ", invocation.config_path, " and ", word, "\n", usage));
     } else {
       invocation.config_path = word;
+    }
+  }
+  if (invocation.action == Invocation::Action::verify) {
+    if (invocation.config_path.empty()) throw ConfigError(cat("command line: verify needs a checkpoint\n", usage));
+    if (!invocation.overrides.empty()) {
+      throw ConfigError(cat("command line: verify takes no --", invocation.overrides.front().first, "\n", usage));
     }
   }
   const bool needs_config =

@@ -7,7 +7,7 @@
 #include <map>
 #include <string_view>
 
-#include "posix_file.hpp"
+#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
 
 namespace potato {

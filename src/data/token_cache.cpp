@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "posix_file.hpp"
+#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
 #include "potato/core/hash.hpp"
 #include "potato/data/token_file.hpp"

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstring>
 
-#include "posix_file.hpp"
+#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
 
 namespace potato {

@@ -5,9 +5,12 @@
 
 namespace potato {
 
-int train_mode(const Config& config, const HostGroup& world, const std::string& command_line) {
+int train_mode(const Config& config, const HostGroup& world, const std::string& command_line,
+               const std::string& config_given) {
+  install_signal_handlers();
   RunContext run;
   run.command_line = command_line;
+  run.config_given = config_given;
   run.on_fatal = [timeout_s = config.run.abort_timeout_s](const std::exception_ptr& error) {
     try {
       std::rethrow_exception(error);
@@ -18,7 +21,7 @@ int train_mode(const Config& config, const HostGroup& world, const std::string& 
     }
   };
   Trainer trainer(config, world, run);
-  return trainer.run() ? 0 : 1;
+  return trainer.run();
 }
 
 }  // namespace potato

@@ -188,6 +188,7 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   for (const Pass& pass : forward_passes_) stage_->append_uses(pass, evaluation_uses_);
   for (const Pass& pass : one_micro_batch()) stage_->append_uses(pass, sampling_uses_);
   shards_changed();
+  if (config.checkpoint.async) snapshots_.emplace(device, stream_options(config, grid_, "snapshot", on_stream_error));
   executor_.emplace(*grid_.pipeline, compute_, static_cast<int>(config.parallel.virtual_chunks));
 
   Arena& buffers = arena(Owner::buffers);
@@ -196,7 +197,7 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   const std::int64_t num_tokens = num_micro_batches_ * batch * config.train.sequence_length;
   tokens_ = Mirrored(buffers, host, DType::i32, {num_batch_buffers, num_tokens});
   targets_ = Mirrored(buffers, host, DType::i32, {num_batch_buffers, num_tokens});
-  scalars_ = Mirrored(buffers, host, DType::f64, {2});
+  scalars_ = Mirrored(buffers, host, DType::f64, {2 + num_requests});
   next_ = Mirrored(buffers, host, DType::i32, {batch});
   logits_ = Mirrored(buffers, host, dtype_, {grid_.shape.tensor, batch, stage_->vocabulary().num_rows});
   micro_batches_.resize(static_cast<std::size_t>(num_micro_batches_));
@@ -207,7 +208,7 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
 
 // Members that the streams' work refers to end before the streams: first that work must be done.
 Engine::~Engine() {
-  for (Stream* stream : {&compute_, &communication_}) {
+  for (Stream* stream : {&compute_, &communication_, snapshots_ ? &*snapshots_ : &compute_}) {
     try {
       stream->synchronize();
     } catch (const std::exception& error) {
@@ -275,6 +276,7 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
   const double loss_scale = loss_scaler_.scale();
   const TensorView& scalars = scalars_.device();
   fill(scalars, 0, compute_);
+  send_requests(scalars);
   send_batch(buffer);
   const double gradient_scale = overflows ? std::numeric_limits<double>::infinity() : loss_scale;
   set_micro_batches(buffer, first_sample, true, gradient_scale / static_cast<double>(num_targets));
@@ -295,6 +297,7 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
   settings.skip_nonfinite = loss_scaler_.is_active();
   settings.squared_norm = squared_norm;
   settings.host_norm = scalars_.host().rows(1, 1);
+  if (std::exchange(snapshot_pending_, false)) compute_.wait(snapshot_done_);
   optimizer_->step(settings, compute_, [this](int bucket) { gatherer_->updated(bucket); });
   optimizer_timer_.stop(compute_);
 }
@@ -303,6 +306,7 @@ StepResult Engine::finish_step() {
   times_ += settle();
   if (device_.kind == DeviceKind::dry) return {};
   const auto* scalars = scalars_.host().as<double>();
+  read_requests(scalars);
   StepResult result;
   result.loss = scalars[0] / static_cast<double>(num_targets_);
   result.grad_norm = std::sqrt(scalars[1]);
@@ -315,14 +319,28 @@ StepResult Engine::finish_step() {
 double Engine::evaluate(int buffer, std::int64_t first_sample) {
   const TensorView& scalars = scalars_.device();
   fill(scalars, 0, compute_);
+  send_requests(scalars);
   send_batch(buffer);
   set_micro_batches(buffer, first_sample, false, 0);
   run_passes(forward_passes_, evaluation_uses_);
-  if (grid_.at.tensor != 0) fill(scalars, 0, compute_);
+  if (grid_.at.tensor != 0) fill(scalars.rows(0, 1), 0, compute_);
   grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
   scalars_.to_host(compute_);
   settle();
-  return device_.kind == DeviceKind::dry ? 0 : scalars_.host().as<double>()[0];
+  if (device_.kind == DeviceKind::dry) return 0;
+  read_requests(scalars_.host().as<double>());
+  return scalars_.host().as<double>()[0];
+}
+
+void Engine::send_requests(const TensorView& scalars) {
+  for (int i = 0; i < num_requests; ++i) {
+    if ((requests_ >> i & 1U) != 0) fill(scalars.rows(2 + i, 1), 1, compute_);
+  }
+}
+
+void Engine::read_requests(const double* scalars) {
+  agreed_requests_ = 0;
+  for (int i = 0; i < num_requests; ++i) agreed_requests_ |= scalars[2 + i] > 0 ? 1U << i : 0U;
 }
 
 const std::vector<std::int32_t>& Engine::next_tokens(std::int64_t length, const ChooseToken& choose) {
@@ -378,28 +396,55 @@ TensorView Engine::in_host_memory(std::size_t block, const TensorView& part) con
   return {static_cast<char*>(copy.data) + offset_bytes, part.dtype, part.shape, copy.device};
 }
 
-std::vector<TensorGroup> Engine::fetch_state() {
-  synchronize();
+bool Engine::copies_state() const noexcept {
+  const bool is_on_gpu = target_kind(device_) == DeviceKind::cuda && !registry_.options().master_on_host;
+  return is_on_gpu || config_.checkpoint.async;
+}
+
+std::vector<TensorGroup> Engine::copied_state(Stream& stream) {
   const auto blocks = state_blocks();
+  const std::int64_t all_owned = registry_.num_owned_elems();
   std::vector<TensorGroup> groups;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const TensorView& block = blocks[i];
-    if (target_kind(device_) == DeviceKind::cuda && !registry_.options().master_on_host) {
+    if (copies_state()) {
       if (!state_copies_[i].is_held()) state_copies_[i] = Tensor(arena(Owner::snapshot), block.dtype, block.shape);
-      compute_.transfer(state_copies_[i].view().data, block.data, block.num_bytes());
+      stream.transfer(state_copies_[i].view().data, block.data, block.num_bytes());
     }
     TensorGroup& group = groups.emplace_back();
     group.prefix = state_prefixes[i];
     group.dtype = block.dtype;
+    std::int64_t num_owned = 0;
     for (const OwnPiece& own : registry_.own_pieces()) {
       const int bucket = own.parameter->bucket;
       const TensorView shard = i == 0 ? registry_.master_shard(bucket) : registry_.shard_in(bucket, block);
       const TensorView values = shard.rows(own.piece.offset_elems, own.piece.num_elems());
-      const bool is_written = own.parameter->spec.is_owner && (registry_.shards_optimizer() || grid_.at.data == 0);
+      bool is_written = own.parameter->spec.is_owner;
+      if (is_written && !registry_.shards_optimizer()) {
+        // All data ranks hold the same: each writes about as much.
+        is_written = num_owned * grid_.shape.data / all_owned == grid_.at.data;
+        num_owned += own.piece.num_elems();
+      }
       group.pieces.push_back({own.piece, in_host_memory(i, values), is_written});
     }
   }
+  return groups;
+}
+
+std::vector<TensorGroup> Engine::fetch_state() {
   synchronize();
+  if (snapshots_) snapshots_->synchronize();
+  std::vector<TensorGroup> groups = copied_state(compute_);
+  synchronize();
+  return groups;
+}
+
+std::vector<TensorGroup> Engine::begin_snapshot() {
+  PC_CHECK(snapshots_.has_value(), "snapshots need checkpoint.async");
+  synchronize();
+  std::vector<TensorGroup> groups = copied_state(*snapshots_);
+  snapshots_->record(snapshot_done_);
+  snapshot_pending_ = true;
   return groups;
 }
 
@@ -494,8 +539,7 @@ OwnerBytes planned_bytes(const Config& config, const GridShape& shape, int world
   dry.finish_step();
   dry.evaluate(0, 0);
   dry.next_tokens(1, [](std::int64_t, const double*, std::int64_t) { return 0; });
-  const CheckpointConfig& checkpoint = config.checkpoint;
-  if (checkpoint.every_steps > 0 || checkpoint.at_end || checkpoint.resume != "none") dry.fetch_state();
+  if (config.checkpoint.is_on() || config.checkpoint.resume != "none") dry.fetch_state();
   return dry.peak_bytes();
 }
 

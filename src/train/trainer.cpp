@@ -7,14 +7,16 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "memory_check.hpp"
+#include "model_signature.hpp"
+#include "potato/checkpoint/folder.hpp"
 #include "potato/comm/nccl_communicator.hpp"
 #include "potato/core/allocations.hpp"
 #include "potato/core/clock.hpp"
+#include "potato/core/narrow.hpp"
 #include "potato/core/version.hpp"
 #include "potato/data/tokenizer.hpp"
 #include "potato/kernels/libraries.hpp"
@@ -39,52 +41,6 @@ DatasetOptions dataset_options(const Config& config, bool validate_ids) {
   return options;
 }
 
-// What must be equal for a checkpoint to fit a model.
-std::string model_signature(const ModelConfig& model) {
-  const nlohmann::ordered_json json = {{"family", model.family},
-                                       {"num_layers", model.num_layers},
-                                       {"hidden_size", model.hidden_size},
-                                       {"num_heads", model.num_heads},
-                                       {"ffn_hidden_size", model.ffn_hidden_size},
-                                       {"max_position_embeddings", model.max_position_embeddings},
-                                       {"vocab_size", model.vocab_size},
-                                       {"tie_embeddings", model.tie_embeddings}};
-  return json.dump();
-}
-
-std::vector<std::string> signature_differences(const std::string& stored, const std::string& wanted,
-                                               const std::string& path) {
-  const auto old_model = nlohmann::json::parse(stored, nullptr, false);
-  const auto new_model = nlohmann::ordered_json::parse(wanted);
-  std::vector<std::string> problems;
-  for (const auto& [key, value] : new_model.items()) {
-    const std::string old_text = old_model.is_object() && old_model.contains(key) ? old_model[key].dump() : "missing";
-    if (old_text == value.dump()) continue;
-    problems.push_back(cat("model.", key, " = ", value.dump(), ", but checkpoint ", path, " has ", old_text,
-                           "; resume with the checkpoint's model, or start a new run with checkpoint.resume = none"));
-  }
-  return problems;
-}
-
-// "section.key" -> value of an INI text written by to_ini.
-std::map<std::string, std::string> ini_values(const std::string& text) {
-  std::map<std::string, std::string> values;
-  std::istringstream in(text);
-  std::string section;
-  for (std::string line; std::getline(in, line);) {
-    if (line.size() > 2 && line.front() == '[') section = line.substr(1, line.find(']') - 1);
-    const std::size_t equals = line.find('=');
-    if (line.empty() || line.front() == '#' || line.front() == '[' || equals == std::string::npos) continue;
-    const auto trimmed = [](const std::string& word) {
-      const std::size_t begin = word.find_first_not_of(' ');
-      const std::size_t end = word.find_last_not_of(' ');
-      return begin == std::string::npos ? "" : word.substr(begin, end - begin + 1);
-    };
-    values[section + "." + trimmed(line.substr(0, equals))] = trimmed(line.substr(equals + 1));
-  }
-  return values;
-}
-
 std::string scaler_json(const LossScaler::State& state) {
   const nlohmann::ordered_json json = {{"scale", state.scale},
                                        {"steps_since_overflow", state.steps_since_overflow},
@@ -93,22 +49,10 @@ std::string scaler_json(const LossScaler::State& state) {
   return json.dump();
 }
 
-// Only where both runs scale their loss: else the configuration says how to begin.
-void restore_scaler(LossScaler& scaler, const CheckpointInfo& info, const std::string& path) {
-  if (!scaler.is_active() || info.dtype != to_text(Precision::fp16)) return;
-  try {
-    const auto json = nlohmann::json::parse(info.loss_scaler);
-    scaler.restore(
-        {json.at("scale"), json.at("steps_since_overflow"), json.at("hysteresis_left"), json.at("consecutive_skips")});
-  } catch (const nlohmann::json::exception& error) {
-    throw ConfigError(cat("checkpoint ", path, ": the loss scaler's state cannot be read: ", error.what()));
-  }
-}
-
 }  // namespace
 
 Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
-    : config_(config), world_(world), run_(std::move(run)) {
+    : config_(config), world_(world), run_(std::move(run)), requests_(config, world.rank() == 0) {
   check();
   shape_ = derive_grid(config_, world_.num_ranks());
   topology_ = discover_topology(world_);
@@ -116,8 +60,18 @@ Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
   choose_device();
   open_data();
   make_engine();
-  resume();
-  world_.run_agreed([&] { reporter_ = std::make_unique<Reporter>(config_, world_.rank() == 0 && !run_.quiet, step_); });
+  const bool prints = world_.rank() == 0 && !run_.quiet;
+  if (!run_.quiet) print_start();
+  const auto print = [prints](const std::string& line) {
+    if (!prints) return;
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+  };
+  checkpoints_ = std::make_unique<Checkpoints>(
+      config_, world_, checkpoint_file(config_.checkpoint.files, topology_.host_of_rank, world_.rank()), print,
+      run_.on_fatal);
+  progress_ = checkpoints_->resume(*engine_, checkpoint_info());
+  world_.run_agreed([&] { reporter_ = std::make_unique<Reporter>(config_, prints, progress_.step); });
 }
 
 void Trainer::check() const {
@@ -125,7 +79,7 @@ void Trainer::check() const {
   world_.run_agreed([&] {
     if (world_.rank() != 0) return;
     std::error_code error;
-    std::filesystem::create_directories(checkpoint_folder(), error);
+    std::filesystem::create_directories(config_.run.dir + "/checkpoints", error);
     if (error) {
       throw ConfigError(cat("run.dir = ", config_.run.dir, ": cannot be created: ", error.message(),
                             "; choose a folder that you may write to"));
@@ -216,6 +170,11 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_engine() {
+  const std::string device = gpus_ ? cat(device_name(device_), " ", gpus_->place.name) : device_name(device_);
+  for (const std::string& line : world_.all_gather(cat(
+           "rank ", world_.rank(), ": ", topology_.host_of_rank[static_cast<std::size_t>(world_.rank())], ", ", device))) {
+    hosts_ += line + "\n";
+  }
   planned_ = planned_bytes(config_, shape_, world_.rank(), device_.kind);
   host_memory_ = check_host_memory(world_, topology_, config_, shape_, device_.kind, planned_);
   if constexpr (with_cuda) {
@@ -247,59 +206,23 @@ void Trainer::make_engine() {
 
 CheckpointInfo Trainer::checkpoint_info() const {
   CheckpointInfo info;
-  info.step = step_;
-  info.updates = updates_;
-  info.next_sample = next_sample_;
-  info.tokens = tokens_;
+  info.step = progress_.step;
+  info.updates = progress_.updates;
+  info.next_sample = progress_.next_sample;
+  info.tokens = progress_.tokens;
   info.model_signature = model_signature(config_.model);
+  info.config_given = run_.config_given;
   info.config_ini = to_ini(config_);
   info.command_line = run_.command_line;
   info.environment = masked_environment();
+  info.hosts = hosts_;
   info.grid = cat("data ", shape_.data, " x tensor ", shape_.tensor, " x pipeline ", shape_.pipeline);
-  info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version());
+  info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version(), ", ",
+                      hdf5_version(), ", ", cuda_library_versions());
   info.fingerprint = numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr);
   info.dtype = to_text(config_.precision.dtype);
   info.loss_scaler = scaler_json(engine_->loss_scaler().state());
   return info;
-}
-
-void Trainer::resume() {
-  clean_leftovers(checkpoint_folder(), world_);
-  const bool is_root = world_.rank() == 0 && !run_.quiet;
-  if (!run_.quiet) print_start();
-  const std::string path = resolve_checkpoint(config_.checkpoint.resume, checkpoint_folder(), world_);
-  if (path.empty()) {
-    if (is_root && config_.checkpoint.resume == "latest") {
-      std::printf("resume      no checkpoint in %s yet: starting from step 0\n", checkpoint_folder().c_str());
-    }
-    return;
-  }
-  const CheckpointInfo info = read_checkpoint_info(path, world_);
-  world_.agree(signature_differences(info.model_signature, model_signature(config_.model), path));
-  load_checkpoint(path, world_, engine_->fetch_state());
-  engine_->restore_state();
-  world_.run_agreed([&] { restore_scaler(engine_->loss_scaler(), info, path); });
-  step_ = info.step;
-  updates_ = info.updates;
-  next_sample_ = info.next_sample;
-  tokens_ = info.tokens;
-  if (!is_root) return;
-  std::printf("resume      %s: step %lld, sample %lld\n", path.c_str(), static_cast<long long>(step_),
-              static_cast<long long>(next_sample_));
-  const auto old_values = ini_values(info.config_ini);
-  for (const auto& [key, value] : ini_values(to_ini(config_))) {
-    const auto old_value = old_values.find(key);
-    if (old_value == old_values.end() || old_value->second == value || key == "checkpoint.resume") continue;
-    std::printf("            %s: %s, as this run's configuration says (the checkpoint was made with %s)\n", key.c_str(),
-                value.c_str(), old_value->second.c_str());
-  }
-  if (info.fingerprint != numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr)) {
-    std::printf(
-        "            the numerics fingerprint differs: going on is equal up to rounding, not bitwise\n"
-        "              then: %s\n              now:  %s\n",
-        info.fingerprint.c_str(), numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr).c_str());
-  }
-  std::fflush(stdout);
 }
 
 void Trainer::print_start() const {
@@ -336,24 +259,26 @@ void Trainer::fill_batch(int buffer, const SampleSource& source, std::int64_t fi
 StepResult Trainer::train_step() {
   const double start_s = now_s();
   data_s_ = 0;
-  if (filled_sample_ != next_sample_) {
-    fill_batch(buffer_, data_->train(), next_sample_);
+  if (filled_sample_ != progress_.next_sample) {
+    fill_batch(buffer_, data_->train(), progress_.next_sample);
     data_s_ += now_s() - start_s;
   }
-  engine_->enqueue_step(buffer_, next_sample_, count_targets(data_->train(), next_sample_),
-                        learning_rate_at(config_.optimizer, config_.train.steps, updates_), updates_ + 1,
-                        step_ + 1 == config_.run.debug_overflow_step);
+  engine_->set_requests(requests_.poll());
+  engine_->enqueue_step(buffer_, progress_.next_sample, count_targets(data_->train(), progress_.next_sample),
+                        learning_rate_at(config_.optimizer, config_.train.steps, progress_.updates), progress_.updates + 1,
+                        progress_.step + 1 == config_.run.debug_overflow_step);
   // While the streams work, the host reads the next batch into the other buffer.
-  next_sample_ += config_.train.global_batch_size;
+  progress_.next_sample += config_.train.global_batch_size;
   buffer_ = (buffer_ + 1) % Engine::num_batch_buffers;
   const double fill_s = now_s();
-  fill_batch(buffer_, data_->train(), next_sample_);
+  fill_batch(buffer_, data_->train(), progress_.next_sample);
   data_s_ += now_s() - fill_s;
-  filled_sample_ = next_sample_;
+  filled_sample_ = progress_.next_sample;
   const StepResult result = engine_->finish_step();
-  ++step_;
-  if (!result.skipped) ++updates_;
-  tokens_ += config_.train.global_batch_size * config_.train.sequence_length;
+  pending_ |= engine_->agreed_requests();
+  ++progress_.step;
+  if (!result.skipped) ++progress_.updates;
+  progress_.tokens += config_.train.global_batch_size * config_.train.sequence_length;
   last_step_s_ = now_s() - start_s;
   return result;
 }
@@ -369,26 +294,32 @@ double Trainer::evaluate(std::int64_t max_batches) {
   filled_sample_ = -1;  // the buffer is used here
   for (std::int64_t i = 0; i < num_batches; ++i) {
     fill_batch(buffer_, *source, i * batch_size);
+    engine_->set_requests(requests_.poll());
     loss_sum += engine_->evaluate(buffer_, i * batch_size);
     num_targets += count_targets(*source, i * batch_size);
+    pending_ |= engine_->agreed_requests();
+    if (must_stop()) {
+      if (reporter_) reporter_->line(cat("eval ", progress_.step, " was cut short after ", i + 1, " of ", num_batches, " batches"));
+      return std::numeric_limits<double>::quiet_NaN();
+    }
   }
   const double loss = loss_sum / static_cast<double>(num_targets);
-  if (reporter_) reporter_->evaluation(step_, loss, data_->bytes_per_token(), num_targets);
+  if (reporter_) reporter_->evaluation(progress_.step, loss, data_->bytes_per_token(), num_targets);
   return loss;
 }
 
 bool Trainer::save() {
   engine_->synchronize();
-  const double start_s = now_s();
-  try {
-    const std::string path = save_checkpoint(checkpoint_folder(), world_, engine_->fetch_state(), checkpoint_info());
-    if (reporter_)
-      reporter_->line(cat("checkpoint  ", path, " committed in ", std::round(100 * (now_s() - start_s)) / 100, " s"));
-    return true;
-  } catch (const SaveError& error) {
-    if (reporter_) reporter_->line(cat("checkpoint  NOT saved, training goes on: ", error.what()));
-    return false;
+  bool is_saved = false;
+  if (config_.checkpoint.is_on()) {
+    is_saved = checkpoints_->save(*engine_, checkpoint_info());
+  } else {
+    reporter_->line("checkpoint  none: checkpoint.at_end = false, and no every_steps or every_minutes");
   }
+  requests_.honoured(pending_);
+  pending_ &= ~request_save;
+  saved_step_ = progress_.step;
+  return is_saved;
 }
 
 void Trainer::check_skips() const {
@@ -401,72 +332,87 @@ void Trainer::check_skips() const {
     std::string name;
     if (in >> place >> name && place < first.first) first = {place, name};
   }
-  throw Error(cat("step ", step_, ": ", config_.precision.consecutive_skips_limit,
+  throw Error(cat("step ", progress_.step, ": ", config_.precision.consecutive_skips_limit,
                   " steps in a row were skipped; the first tensor of backward whose gradient is not finite is ",
                   first.second, "; loss scale ", engine_->loss_scaler().scale(),
                   "; lower optimizer.learning_rate, or train in bf16"));
 }
 
-bool Trainer::run() {
-  bool all_saved = true;
-  bool saved_now = true;
-  const std::int64_t first_step = step_;
+void Trainer::take_step() {
+  const AllocationCounts before = allocation_counts();
+  const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, progress_.updates);
+  const bool is_profiled = config_.log.operation_times && progress_.step + 1 == config_.train.steps;
+  if (is_profiled) engine_->set_profile(&profile_);
+  const StepResult result = train_step();
+  if (is_profiled) engine_->set_profile(nullptr);
+  StepRecord record;
+  record.step = progress_.step;
+  record.tokens = progress_.tokens;
+  record.loss = result.loss;
+  record.grad_norm = result.grad_norm;
+  record.learning_rate = learning_rate;
+  record.step_s = last_step_s_;
+  record.tokens_per_s =
+      static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
+  reporter_->step(record, engine_->take_times(), data_s_);
+  if (progress_.step > first_step_ + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
+  if (result.skipped) {
+    reporter_->line(cat("step ", progress_.step, " was skipped: gradients overflowed with loss scale ",
+                        result.loss_scale, "; it is now ", engine_->loss_scaler().scale()));
+    check_skips();
+  } else if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    throw Error(cat("step ", progress_.step, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
+                    ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
+  }
+}
+
+int Trainer::run() {
+  first_step_ = progress_.step;
+  saved_step_ = progress_.step;
   const bool has_validation = data_->validation() != nullptr;
-  if (step_ >= config_.train.steps) {
-    reporter_->line(
-        cat("nothing to train: the checkpoint is at step ", step_, " of train.steps = ", config_.train.steps));
+  if (progress_.step >= config_.train.steps) {
+    reporter_->line(cat("nothing to train: the checkpoint is at step ", progress_.step,
+                        " of train.steps = ", config_.train.steps));
   }
   const double start_s = now_s();
   const CommStats traffic_before = engine_->grid().data->stats();
-  while (step_ < config_.train.steps) {
-    const AllocationCounts before = allocation_counts();
-    const double learning_rate = learning_rate_at(config_.optimizer, config_.train.steps, updates_);
-    const bool is_profiled = config_.log.operation_times && step_ + 1 == config_.train.steps;
-    if (is_profiled) engine_->set_profile(&profile_);
-    const StepResult result = train_step();
-    if (is_profiled) engine_->set_profile(nullptr);
-    StepRecord record;
-    record.step = step_;
-    record.tokens = tokens_;
-    record.loss = result.loss;
-    record.grad_norm = result.grad_norm;
-    record.learning_rate = learning_rate;
-    record.step_s = last_step_s_;
-    record.tokens_per_s =
-        static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
-    reporter_->step(record, engine_->take_times(), data_s_);
-    if (step_ > first_step + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
-    if (result.skipped) {
-      reporter_->line(cat("step ", step_, " was skipped: gradients overflowed with loss scale ", result.loss_scale,
-                          "; it is now ", engine_->loss_scaler().scale()));
-      check_skips();
-    } else if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-      throw Error(cat("step ", step_, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
-                      ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
-    }
-    saved_now = false;
-    if (has_validation && config_.eval.every_steps > 0 && step_ % config_.eval.every_steps == 0 &&
-        step_ < config_.train.steps) {
+  const auto is_due = [this](std::int64_t every) { return every > 0 && progress_.step % every == 0; };
+  while (progress_.step < config_.train.steps && !must_stop()) {
+    take_step();
+    checkpoints_->poll();
+    if (has_validation && is_due(config_.eval.every_steps) && progress_.step < config_.train.steps && !must_stop()) {
       evaluate(config_.eval.batches);
     }
-    if (config_.checkpoint.every_steps > 0 && step_ % config_.checkpoint.every_steps == 0) {
-      saved_now = save();
-      all_saved = all_saved && saved_now;
-    }
+    if (is_due(config_.checkpoint.every_steps) || (pending_ & request_save) != 0) save();
   }
   train_s_ = now_s() - start_s;
-  if (step_ > first_step) {
-    const auto num_steps = static_cast<double>(step_ - first_step);
+  if (progress_.step > first_step_) {
+    const auto num_steps = static_cast<double>(progress_.step - first_step_);
     const CommStats& traffic = engine_->grid().data->stats();
     data_bytes_per_step_ = (traffic.bytes - traffic_before.bytes) / num_steps;
     data_calls_per_step_ = static_cast<double>(traffic.num_calls - traffic_before.num_calls) / num_steps;
   }
   if (config_.log.operation_times) reporter_->line(profile_.table(1));
-  if (!saved_now && config_.checkpoint.at_end) all_saved = save() && all_saved;
-  if (has_validation) evaluate(config_.eval.final_batches);
-  if (config_.sample.tokens > 0) generate();
+  if (saved_step_ != progress_.step && (config_.checkpoint.at_end || must_stop())) save();
+  if (has_validation && !must_stop()) evaluate(config_.eval.final_batches);
+  if (config_.sample.tokens > 0 && !must_stop()) generate();
+  const bool all_saved = checkpoints_->finish();
+  const int exit_code = !all_saved ? 1 : (pending_ & request_requeue) != 0 ? narrow<int>(config_.run.requeue_exit_code) : 0;
+  if (must_stop()) say_why_it_stops(exit_code);
   print_end();
-  return all_saved;
+  return exit_code;
+}
+
+void Trainer::say_why_it_stops(int exit_code) {
+  requests_.honoured(pending_);
+  std::string reasons;
+  const auto all = world_.all_gather(requests_.reason());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty()) continue;
+    reasons += cat(reasons.empty() ? "" : ", ", all[rank], " on rank ", rank, " (", topology_.host_of_rank[rank], ")");
+  }
+  reporter_->line(cat("stopping    after step ", progress_.step, " of ", config_.train.steps, ": ",
+                      reasons.empty() ? "asked to" : reasons, "; exit code ", exit_code));
 }
 
 void Trainer::generate() {

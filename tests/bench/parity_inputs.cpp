@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
     config.run.threads = std::max<std::int64_t>(1, config.run.threads);
     config.precision.dtype = Precision::fp32;
     const HostGroup world(MPI_COMM_WORLD);
-    Trainer trainer(config, world, {"parity_inputs", true, {}});
+    Trainer trainer(config, world, {"parity_inputs", "", true, {}});
     if (!trainer.save()) throw Error("the initial weights could not be saved");
     write_batches(trainer.config(), argv[2]);
   } catch (const std::exception& error) {

@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "oracle.hpp"
+#include "potato/checkpoint/load.hpp"
+#include "potato/checkpoint/save.hpp"
 
 using namespace potato;
 using namespace potato::test;
@@ -247,11 +249,16 @@ TEST_CASE("case-01 case-04: a checkpoint of one stage goes on at any other", "[z
                            const std::string& to) {
     const auto engine = make_engine(config, MPI_COMM_WORLD);
     if (!from.empty()) {
-      load_checkpoint(from, world, engine->fetch_state());
+      Checkpoint(from, world).load(engine->fetch_state());
       engine->restore_state();
     }
     for (std::int64_t i = first; i < end; ++i) step(*engine, config, i);
-    if (!to.empty()) save_checkpoint(to, world, engine->fetch_state(), CheckpointInfo{});
+    if (!to.empty()) {
+      SaveOptions options;
+      options.file = world.rank();
+      options.num_files = world.num_ranks();
+      CheckpointSaver(to, world, options).save(engine->fetch_state(), CheckpointInfo{});
+    }
     return state_of(*engine, MPI_COMM_WORLD);
   };
   const auto largest_difference = [](const State& a, const State& b) {
@@ -270,7 +277,7 @@ TEST_CASE("case-01 case-04: a checkpoint of one stage goes on at any other", "[z
       const Config config = zero_config(stage, offload, precision);
       const std::string step_folder = cat(folder, "/", to_text(precision), stage);
       trained(config, 0, stop, "", step_folder);
-      const std::string file = step_folder + "/step-00000000/checkpoint.h5";
+      const std::string file = step_folder + "/step-00000000";
       const State straight = trained(config, 0, config.train.steps, "", "");
       for (int next = 0; next <= 3; ++next) {
         const OffloadTarget next_offload = (stage + next) % 2 == 0 ? OffloadTarget::cpu : OffloadTarget::none;

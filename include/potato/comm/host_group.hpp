@@ -32,6 +32,9 @@ class HostGroup {
   // Every rank's text, on all ranks.
   std::vector<std::string> all_gather(const std::string& text) const;
 
+  // Every rank's text, on `root`; nothing elsewhere.
+  std::vector<std::string> gather(const std::string& text, int root) const;
+
   // Throws the same ConfigError on all ranks if any rank brings problems; each distinct problem once, in rank order.
   void agree(const std::vector<std::string>& problems) const;
   // Runs `work` (which must not be collective) and agrees on what it throws: ConfigError and IoError of any rank become

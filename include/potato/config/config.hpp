@@ -19,6 +19,8 @@ enum class Precision { fp32, tf32, bf16, fp16, fp64 };            // spelt alike
 enum class AttentionKernel { automatic, own, cudnn };             // "auto", "own", "cudnn"
 enum class GradientDType { fp32, bf16, fp16 };                    // spelt alike
 enum class OffloadTarget { none, cpu };                           // spelt alike
+enum class MpiIo { automatic, ompio, romio321 };                  // "auto", "ompio", "romio321"
+enum class CheckpointLoad { full, weights };                      // spelt alike
 
 struct RunConfig {
   DeviceChoice device = DeviceChoice::automatic;
@@ -27,10 +29,12 @@ struct RunConfig {
   std::string dir = "run";
   bool deterministic = true;
   double abort_timeout_s = 30;
+  std::int64_t requeue_exit_code = 75;     // of a run that SIGUSR1 stopped; EX_TEMPFAIL of sysexits.h
   std::int64_t host_memory_bytes = 0;      // of this host, for the plan; 0: the cgroup's limit, else all memory
   std::int64_t debug_stream_delay_us = 0;  // tests: each task of a CPU stream waits a random time up to this
   double debug_link_gb_per_s = 0;        // tests, benchmarks: CPU ranks' messages on the data axis take as long; 0: off
   std::int64_t debug_overflow_step = 0;  // tests: the loss gradient of this step is infinite; 0: never
+  std::int64_t debug_slow_save_ms = 0;   // tests: a pause between the phases of a save
 };
 
 struct ModelConfig {
@@ -111,8 +115,23 @@ struct KernelsConfig {
 
 struct CheckpointConfig {
   std::int64_t every_steps = 0;  // 0: only at the end
+  double every_minutes = 0;      // 0: not by time
   bool at_end = true;
   std::string resume = "none";  // "none", "latest" or a path
+  CheckpointLoad load = CheckpointLoad::full;
+  std::string files = "per_rank";    // "single", "per_node", "per_rank" or a number of files
+  std::string compression = "none";  // "none" or "deflate(1)" to "deflate(9)"
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of compressed datasets
+  std::int64_t alignment_bytes = 4096;               // of datasets from 64 KiB on
+  MpiIo io = MpiIo::automatic;                       // Open MPI's component for files that several ranks write
+  std::string hints;                                 // MPI-IO hints, "name=value; name=value"
+  bool async = false;                                // commit in the background, from a snapshot in host memory
+  bool verify = false;                               // read back before the commit
+  std::int64_t keep_last = 0;   // so many checkpoints stay; 0: all
+  std::int64_t keep_every = 0;  // beside these, those of steps that are multiples of it; 0: none
+
+  // Whether the run saves at all; then also when it is asked to by a signal or a file.
+  bool is_on() const noexcept { return every_steps > 0 || every_minutes > 0 || at_end; }
 };
 
 struct LogConfig {
@@ -156,9 +175,9 @@ struct Config {
 using ConfigOverrides = std::vector<std::pair<std::string, std::string>>;
 
 struct Invocation {
-  enum class Action { run, help, version, print_config, print_reference };
+  enum class Action { run, help, version, print_config, print_reference, verify };
   Action action = Action::run;
-  std::string config_path;
+  std::string config_path;  // verify: of a checkpoint
   ConfigOverrides overrides;
 };
 
@@ -170,6 +189,9 @@ Invocation parse_command_line(int argc, const char* const* argv);
 // Reads the INI file, then the overrides, then resolves the defaults that depend on other keys. Throws one ConfigError
 // that holds every mistake: its file and line (or "command line"), key, value, and what would be valid.
 Config load_config(const std::string& path, const ConfigOverrides& overrides = {});
+
+// The text of the INI file, without a byte-order mark. Throws ConfigError.
+std::string config_text(const std::string& path);
 
 // The whole configuration as an INI file that load_config reads back to the same values, bit for bit.
 std::string to_ini(const Config& config);
@@ -204,5 +226,21 @@ std::string to_text(Precision value);
 std::string to_text(AttentionKernel value);
 std::string to_text(GradientDType value);
 std::string to_text(OffloadTarget value);
+std::string to_text(MpiIo value);
+std::string to_text(CheckpointLoad value);
+
+// The shard file that a rank writes its part of a checkpoint into, of how many (checkpoint.files).
+struct CheckpointFile {
+  int file = 0;
+  int num_files = 1;
+};
+// `host_of_rank`: a name for each rank of the run. `files` has passed check_config().
+CheckpointFile checkpoint_file(const std::string& files, const std::vector<std::string>& host_of_rank, int world_rank);
+
+// 0 for "none"; the level of "deflate(LEVEL)". Throws ConfigError for anything else.
+int deflate_level(const std::string& compression);
+
+// The pairs of "name=value; name=value". Throws ConfigError for anything else.
+std::vector<std::pair<std::string, std::string>> mpi_io_hints(const std::string& hints);
 
 }  // namespace potato

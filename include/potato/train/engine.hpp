@@ -32,7 +32,7 @@ namespace potato {
 
 // Memory by owner, bytes of this rank. The last three are host memory beside a GPU: pinned buffers, what
 // zero.offload_optimizer and zero.offload_param keep there (on CPU ranks too), and the copy that a checkpoint is
-// written from.
+// written from (with checkpoint.async on CPU ranks too).
 enum class Owner : std::uint8_t {
   parameters,
   gradients,
@@ -52,6 +52,14 @@ using OwnerBytes = std::array<std::int64_t, owner_names.size()>;
 
 // Whether an owner's memory is the host's, also beside a GPU.
 constexpr bool is_on_host(Owner owner) { return owner >= Owner::host; }
+
+// What one rank asks of all, for agreement within a step or an evaluation; bits of a mask.
+enum Request : unsigned {
+  request_save = 1,     // a checkpoint, then go on
+  request_stop = 2,     // a checkpoint, then end
+  request_requeue = 4,  // the same, with run.requeue_exit_code
+};
+inline constexpr int num_requests = 3;
 
 struct StepResult {
   double loss = 0;        // mean over the step's counted targets, in nats
@@ -113,6 +121,11 @@ class Engine {
                     std::int64_t update, bool overflows = false);
   StepResult finish_step();
 
+  // Requests of this rank that the next step or evaluation brings to all ranks.
+  void set_requests(unsigned requests) noexcept { requests_ = requests; }
+  // What any rank requested in the last step or evaluation; the same on all ranks.
+  unsigned agreed_requests() const noexcept { return agreed_requests_; }
+
   // Sum of the losses of a global batch, in nats; no update. Collective over the grid.
   double evaluate(int buffer, std::int64_t first_sample);
 
@@ -124,6 +137,11 @@ class Engine {
   // The state that a checkpoint holds, as pieces in host memory: master weights, exp_avg, exp_avg_sq. Where it lies on
   // a GPU copies of it, made on first use and filled here. Waits for the streams.
   std::vector<TensorGroup> fetch_state();
+  // With checkpoint.async: the same in copies that are made beside the work enqueued next, up to its update of the
+  // state. The host must not read them before wait_for_snapshot(). Between steps only.
+  std::vector<TensorGroup> begin_snapshot();
+  // Blocks until the last snapshot is complete; from any thread.
+  void wait_for_snapshot() const { snapshot_done_.synchronize(); }
   // After the host changed what fetch_state() gave: copies go to the device, and weights are made anew.
   void restore_state();
   LossScaler& loss_scaler() noexcept { return loss_scaler_; }
@@ -150,6 +168,12 @@ class Engine {
   std::array<TensorView, num_state_blocks> state_blocks() const {
     return {registry_.master_block(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
   }
+  bool copies_state() const noexcept;
+  // Enqueues copies of the state, where it is copied, on `stream`; -> the pieces.
+  std::vector<TensorGroup> copied_state(Stream& stream);
+  // Enqueues this rank's requests, and reads what was agreed.
+  void send_requests(const TensorView& scalars);
+  void read_requests(const double* scalars);
   // Where a block's copy in host memory lies, or itself.
   TensorView in_host_memory(std::size_t block, const TensorView& part) const;
   // Forward of micro-batch 0 through all chunks.
@@ -174,6 +198,11 @@ class Engine {
   std::deque<Arena> arenas_;
   Stream compute_;
   Stream communication_;
+  std::optional<Stream> snapshots_;  // with checkpoint.async
+  Event snapshot_done_;
+  bool snapshot_pending_ = false;  // the next update waits for it
+  unsigned requests_ = 0;
+  unsigned agreed_requests_ = 0;
   ParameterRegistry registry_;
   std::int64_t num_micro_batches_;
   Schedule schedule_;
@@ -189,7 +218,7 @@ class Engine {
   Tensor workspace_;  // scratch of a GPU's kernels
   Mirrored tokens_;   // [buffers, num_micro_batches · B·T] int32
   Mirrored targets_;  // the same
-  Mirrored scalars_;  // [2] fp64: loss sum, squared gradient norm
+  Mirrored scalars_;  // [2 + num_requests] fp64: loss sum, squared gradient norm, ranks with each request
   Mirrored next_;     // [B] int32
   Mirrored logits_;   // [tensor ranks, B, V_local], gathered for sampling
   std::vector<MicroBatch> micro_batches_;

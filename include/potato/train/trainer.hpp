@@ -13,8 +13,10 @@
 #include "potato/comm/topology.hpp"
 #include "potato/config/config.hpp"
 #include "potato/data/dataset.hpp"
+#include "potato/train/checkpoints.hpp"
 #include "potato/train/engine.hpp"
 #include "potato/train/reporter.hpp"
+#include "potato/train/requests.hpp"
 
 namespace potato {
 
@@ -23,6 +25,7 @@ class NcclWatch;
 // What a run needs beside its configuration.
 struct RunContext {
   std::string command_line;
+  std::string config_given;  // the INI file's text
   bool quiet = false;  // tests: rank 0 prints nothing
   // Called from any thread with an error that ends the job.
   std::function<void(std::exception_ptr)> on_fatal;
@@ -36,13 +39,14 @@ class Trainer {
   Trainer(const Config& config, const HostGroup& world, RunContext run);
 
   // Steps up to train.steps, with evaluations and checkpoints on the way, the last of both and a sample at the end.
-  // Returns false where a checkpoint could not be saved.
-  bool run();
+  // Returns the program's exit code: 0, 1 where a checkpoint could not be saved, run.requeue_exit_code where SIGUSR1
+  // ended it. What asks for an early end (RequestSource) is agreed within a step, saved, and obeyed.
+  int run();
 
   // Pieces of run(), for tests.
   StepResult train_step();
-  double evaluate(std::int64_t max_batches);  // mean loss in nats
-  std::int64_t step() const noexcept { return step_; }
+  double evaluate(std::int64_t max_batches);  // mean loss in nats; NaN where it was cut short
+  std::int64_t step() const noexcept { return progress_.step; }
   Engine& engine() noexcept { return *engine_; }
   const Config& config() const noexcept { return config_; }
   bool save();
@@ -52,7 +56,9 @@ class Trainer {
   void choose_device();
   void open_data();
   void make_engine();
-  void resume();
+  void take_step();  // with what is said of it
+  bool must_stop() const noexcept { return (pending_ & (request_stop | request_requeue)) != 0; }
+  void say_why_it_stops(int exit_code);
   void print_start() const;
   void print_end() const;
   void fill_batch(int buffer, const SampleSource& source, std::int64_t first_sample) const;
@@ -61,7 +67,6 @@ class Trainer {
   // Throws where too many steps in a row were skipped, with the first tensor that was not finite.
   void check_skips() const;
   CheckpointInfo checkpoint_info() const;
-  std::string checkpoint_folder() const { return config_.run.dir + "/checkpoints"; }
 
   Config config_;
   const HostGroup& world_;
@@ -71,6 +76,7 @@ class Trainer {
   Device device_;
   std::optional<GpuTopology> gpus_;  // of runs on GPUs
   std::string binding_;              // what was done about this rank's cores
+  std::string hosts_;                // a line a rank: host and device
   std::unique_ptr<Dataset> data_;
   OwnerBytes planned_{};
   std::string host_memory_;   // what was found of it
@@ -78,10 +84,12 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine
   std::unique_ptr<Reporter> reporter_;
-  std::int64_t step_ = 0;            // done
-  std::int64_t updates_ = 0;         // of them not skipped
-  std::int64_t next_sample_ = 0;     // global sample number of the next step's first sample
-  std::int64_t tokens_ = 0;          // seen
+  std::unique_ptr<Checkpoints> checkpoints_;  // ends before the engine
+  RequestSource requests_;
+  unsigned pending_ = 0;  // requests that all ranks agreed on
+  Progress progress_;
+  std::int64_t first_step_ = 0;  // of this process
+  std::int64_t saved_step_ = 0;
   int buffer_ = 0;                   // that holds the next step's batch
   std::int64_t filled_sample_ = -1;  // first sample of the batch in buffer_; −1: none
   double data_s_ = 0;

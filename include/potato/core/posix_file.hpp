@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -57,6 +58,26 @@ inline std::size_t read_up_to(const FileDescriptor& file, const std::string& pat
     done += static_cast<std::size_t>(got);
   }
   return done;
+}
+
+// Reads exactly num_bytes from `offset_bytes` on; throws IoError, also where the file ends before.
+inline void read_at(const FileDescriptor& file, const std::string& path, void* out, std::int64_t offset_bytes,
+                    std::int64_t num_bytes) {
+  std::int64_t done = 0;
+  while (done < num_bytes) {
+    const ssize_t got = ::pread(file.get(), static_cast<char*>(out) + done, static_cast<std::size_t>(num_bytes - done),
+                                offset_bytes + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError(cat("cannot read ", path, ": ", system_words(errno)));
+    if (got == 0) throw IoError(cat(path, " ends at byte ", offset_bytes + done));
+    done += got;
+  }
+}
+
+// What a path names reaches the disk, data and metadata; a folder's entries do where it is a folder. Throws IoError.
+inline void sync_path(const std::string& path) {
+  const FileDescriptor file = open_for_reading(path);
+  if (::fsync(file.get()) != 0) throw IoError(cat("cannot sync ", path, ": ", system_words(errno)));
 }
 
 // Writes everything; throws IoError.
