@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "potato/core/clock.hpp"
+#include "potato/core/error.hpp"
 
 namespace potato {
 
@@ -49,7 +50,10 @@ unsigned RequestSource::poll() {
   const double time_s = now_s();
   if (time_s - last_look_s_ >= look_every_s) {
     last_look_s_ = time_s;
-    if (access(path(stop_file).c_str(), F_OK) == 0) from_files_ |= request_stop;
+    if (access(path(stop_file).c_str(), F_OK) == 0) {
+      from_files_ |= request_stop;
+      reason_ = cat("the file ", path(stop_file));
+    }
     if (access(path(save_file).c_str(), F_OK) == 0) from_files_ |= request_save;
   }
   const double every_s = 60 * config_.checkpoint.every_minutes;
@@ -67,7 +71,7 @@ void RequestSource::honoured(unsigned requests) {
 
 std::string RequestSource::reason() const {
   if (signal_requests.load(std::memory_order_relaxed) != 0) return signal_name(last_signal.load());
-  return (from_files_ & request_stop) != 0 ? cat("the file ", path(stop_file)) : "";
+  return reason_;
 }
 
 }  // namespace potato

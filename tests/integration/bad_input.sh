@@ -193,8 +193,8 @@ title="checkpoint to spoil"
 rm -rf run
 launch 2 "$base" --parallel.tensor=2
 expect_exit 0
-good=run/checkpoints/step-00000006/checkpoint.h5
-check "$good is there" [ -s $good ]
+good=run/checkpoints/step-00000006
+check "$good is there" [ -s $good/manifest.json ]
 state_of_run() { find run -type f -exec cksum {} + | sort; }
 state_of_run >before
 
@@ -205,6 +205,13 @@ spoilt() {
   check "the run's files are as before" cmp -s before after
 }
 
+# copied: a copy of the checkpoint, to be damaged.
+copied() {
+  rm -rf copy
+  cp -r $good copy
+}
+shard=copy/shard-00000-of-00002.h5
+
 title="resume from a path that does not exist"
 launch 2 "$base" --checkpoint.resume=run/checkpoints/step-99
 spoilt 'checkpoint.resume = run/checkpoints/step-99: no checkpoint there'
@@ -213,33 +220,102 @@ title="checkpoint of another model"
 launch 2 "$base" --checkpoint.resume=latest --model.num_layers=3 --model.hidden_size=64 --train.steps=9
 spoilt 'model.num_layers = 3, but checkpoint .* has 2' 'model.hidden_size = 64, but checkpoint .* has 32'
 
-title="truncated checkpoint"
-cp $good truncated.h5
-truncate -s $(($(stat -c %s $good) / 2)) truncated.h5
-launch 2 "$base" --checkpoint.resume=truncated.h5 --train.steps=9
-spoilt 'checkpoint truncated.h5 cannot be read'
+title="a shard that is cut"
+copied
+truncate -s $(($(stat -c %s $shard) / 2)) $shard
+launch 2 "$base" --checkpoint.resume=copy --train.steps=9
+spoilt 'checkpoint copy is damaged: shard-00000-of-00002.h5 has [0-9]+ bytes, [0-9]+ were written'
+launch 2 verify copy
+expect_exit 1
+expect_text '^DAMAGED +copy' 'shard-00000-of-00002.h5 has [0-9]+ bytes'
 
-title="empty checkpoint"
-mkdir -p step-00000006
-: >step-00000006/checkpoint.h5
-launch 2 "$base" --checkpoint.resume=step-00000006 --train.steps=9
-spoilt 'checkpoint step-00000006/checkpoint.h5 cannot be read'
+title="a shard that is missing"
+copied
+rm $shard
+launch 2 "$base" --checkpoint.resume=copy --train.steps=9
+spoilt 'checkpoint copy is damaged: shard-00000-of-00002.h5: No such file'
 
-title="checkpoint that is no HDF5 file"
+title="a flipped byte"
+copied
+printf '\377' | dd of=$shard bs=1 seek=200000 conv=notrunc 2>/dev/null
+launch 2 "$base" --checkpoint.resume=copy --train.steps=9
+spoilt 'checkpoint copy is damaged: shard-00000-of-00002.h5, .*: the hash is [0-9a-f]+, [0-9a-f]+ was written'
+
+title="two shards that changed places"
+copied
+mv $shard copy/x && mv copy/shard-00001-of-00002.h5 $shard && mv copy/x copy/shard-00001-of-00002.h5
+launch 2 "$base" --checkpoint.resume=copy --train.steps=9
+expect_exit 2
+expect_text 'checkpoint copy is damaged: shard-00000'
+
+title="no manifest"
+copied
+rm copy/manifest.json
+launch 2 "$base" --checkpoint.resume=copy --train.steps=9
+expect_exit 2
+expect_text 'no checkpoint there'
+
+title="a file that is no checkpoint"
 launch 2 "$base" --checkpoint.resume=text.txt --train.steps=9
-spoilt 'checkpoint text.txt cannot be read'
+spoilt 'checkpoint text.txt cannot be used: it is no HDF5 file, or damaged'
 
-# The texts of a checkpoint lie in the file as they are, so one of 2 layers can be made to claim 3, and to miss one.
-title="case-02: checkpoint without some datasets"
-LC_ALL=C sed 's/"num_layers":2/"num_layers":3/' $good >missing.h5
-launch 2 "$base" --checkpoint.resume=missing.h5 --train.steps=9 --model.num_layers=3
-spoilt '/model/layers.2.mlp.up.weight is missing' '/optimizer/exp_avg/layers.2.mlp.up.weight is missing' \
-  '/optimizer/exp_avg_sq/layers.2.mlp.up.weight is missing'
+title="a missing index"
+copied
+rm copy/index.h5
+launch 2 "$base" --checkpoint.resume=copy --train.steps=7 --run.dir=other --log.metrics=
+expect_exit 0
+expect_once 'copy/index.h5 is missing or cannot be read: only other programs need it'
 
-title="case-02: checkpoint with datasets that the model has no place for"
-LC_ALL=C sed 's/"num_layers":2/"num_layers":1/' $good >more.h5
-launch 2 "$base" --checkpoint.resume=more.h5 --train.steps=9 --model.num_layers=1
-spoilt 'more.h5: dataset /model/layers.1.mlp.up.weight belongs to no tensor'
+title="latest falls back to the newest good checkpoint"
+cp -r run fallback
+cp -r $good fallback/checkpoints/step-00000004
+cp -r $good fallback/checkpoints/step-00000005
+printf '\377' | dd of=fallback/checkpoints/step-00000006/shard-00000-of-00002.h5 bs=1 seek=200000 conv=notrunc 2>/dev/null
+rm fallback/checkpoints/step-00000005/manifest.json
+launch 2 "$base" --run.dir=fallback --parallel.tensor=2 --checkpoint.resume=latest --train.steps=7 --log.metrics=
+expect_exit 0
+expect_once 'step-00000006 is damaged: shard-00000-of-00002.h5'
+expect_once 'step-00000006 is passed over, looking for an older one'
+expect_once 'step-00000005 is damaged: manifest.json is missing'
+expect_once '^resume .*step-00000004: step 6'
+
+title="verify of a run's folder"
+launch 2 verify run
+expect_exit 0
+expect_once '^good +run/checkpoints/step-00000006: step 6, 2 file'
+launch 2 verify nowhere
+expect_exit 2
+expect_once 'nowhere: no checkpoint there'
+launch_alone verify
+expect_exit 2
+expect_text 'verify needs a checkpoint'
+
+# --- keys of [checkpoint] ---
+title="hints of ROMIO without it"
+launch 2 "$base" --checkpoint.files=single --checkpoint.hints='romio_cb_write=enable'
+mistake 'romio_cb_write is a hint of ROMIO, but checkpoint.io = auto uses OMPIO, which ignores it'
+title="romio321 with its hints"
+launch 2 "$base" --checkpoint.files=single --checkpoint.io=romio321 --checkpoint.hints='romio_cb_write=enable' --run.dir=romio \
+  --log.metrics=
+expect_exit 0
+title="values of [checkpoint] that do not fit"
+launch 2 "$base" --checkpoint.files=3 --checkpoint.compression=zip --checkpoint.keep_every=5 --checkpoint.load=weights
+mistake 'checkpoint.files = 3: 1 to 2 files for 2 rank' 'checkpoint.compression = zip is not valid' \
+  'checkpoint.keep_every = 5 has no effect with checkpoint.keep_last = 0' 'checkpoint.load = weights needs a checkpoint'
+launch 2 "$base" --checkpoint.files=single --checkpoint.async=true
+mistake 'checkpoint.async = true writes a file for each rank'
+
+title="case-30: a folder without permission"
+mkdir -p owned
+if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+  timeout -k 10 "$timeout_s" setpriv --reuid=65534 --regid=65534 --clear-groups "$program" "$base" \
+    --run.dir="$scratch/owned/run" --log.metrics= >"$output" 2>&1 </dev/null
+  code=$?
+  shown=no
+  mistake 'run.dir = .*owned/run: cannot be created: Permission denied'
+else
+  skip "needs root and setpriv"
+fi
 
 title="case-30: full disk"
 mkdir -p disk
@@ -254,6 +330,10 @@ if mount -t tmpfs -o size=1900k tmpfs disk 2>/dev/null; then
   title="case-30: the last checkpoint before the disk was full can be used"
   expect_exit 0
   expect_text '^step +9/9'
+  title="case-30: a read-only file system"
+  mount -o remount,ro disk
+  launch 2 "$base" --run.dir=disk/other --log.metrics=
+  mistake 'run.dir = disk/other: cannot be created: Read-only file system'
   umount disk
 else
   skip "mount is not allowed here"

@@ -68,7 +68,7 @@ for grid in "2 1 1" "1 2 2"; do
   if command -v h5diff >/dev/null; then
     for group in model optimizer; do
       check "the last /$group is bitwise the same" \
-        h5diff "$(checkpoint_of $straight 8)/checkpoint.h5" "$(checkpoint_of $stopped 8)/checkpoint.h5" /$group /$group
+        h5diff "$(checkpoint_of $straight 8)/index.h5" "$(checkpoint_of $stopped 8)/index.h5" /$group /$group
     done
   else
     skip "no h5diff (hdf5-tools) to compare weights with"
@@ -129,7 +129,7 @@ cp straight_2/metrics.jsonl killed/
 launch 2 "$base" $(in_folder killed) --checkpoint.resume=latest
 expect_exit 0
 expect_once '^resume .*step 4,'
-check "the next save is committed" [ -s "$(checkpoint_of killed 8)/checkpoint.h5" ]
+check "the next save is committed" [ -s "$(checkpoint_of killed 8)/index.h5" ]
 check "nothing half is left" [ -z "$(find killed/checkpoints -maxdepth 1 -name '*.tmp*')" ]
 same 1 straight_2/metrics.jsonl killed/metrics.jsonl loss # each step once: what was after step 4 is gone
 same 1 straight_2/metrics.jsonl killed/metrics.jsonl eval_loss
@@ -144,12 +144,12 @@ expect_once '^resume .*step 4,'
 
 title="going on from an older checkpoint replaces the newer one of the same step"
 cp -a straight_2 again
-before=$(cksum <"$(checkpoint_of again 8)/checkpoint.h5")
+before=$(cksum <"$(checkpoint_of again 8)/manifest.json")
 # shellcheck disable=SC2046
 launch 2 "$base" $(in_folder again) --checkpoint.resume="$(checkpoint_of again 4)" --optimizer.learning_rate=1e-5
 expect_exit 0
 expect_once '^step +5/8'
-check "step 8 was saved anew" [ "$before" != "$(cksum <"$(checkpoint_of again 8)/checkpoint.h5")" ]
+check "step 8 was saved anew" [ "$before" != "$(cksum <"$(checkpoint_of again 8)/manifest.json")" ]
 check "latest is step 8" grep -q '^step-00000008$' again/checkpoints/latest
 check "nothing half is left" [ -z "$(find again/checkpoints -maxdepth 1 -name '*.tmp*')" ]
 
@@ -160,7 +160,7 @@ timeout -k 10 "$timeout_s" mpirun -np 2 bash -c 'echo $$ >pid.$OMPI_COMM_WORLD_R
   $(in_folder shot) --train.steps=1000000 --checkpoint.every_steps=1 >"$output" 2>&1 </dev/null &
 launcher=$!
 for ((i = 0; i < 300; ++i)); do
-  if [ -e "$(checkpoint_of shot 5)/checkpoint.h5" ] || ! kill -0 $launcher 2>/dev/null; then break; fi
+  if [ -e "$(checkpoint_of shot 5)/index.h5" ] || ! kill -0 $launcher 2>/dev/null; then break; fi
   sleep 0.1
 done
 kill -KILL "$(cat pid.1)"

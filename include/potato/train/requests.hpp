@@ -33,6 +33,7 @@ class RequestSource {
   double last_look_s_;
   double last_save_s_;
   unsigned from_files_ = 0;
+  std::string reason_;  // "the file run/STOP" once it was seen
 };
 
 }  // namespace potato
