@@ -20,11 +20,43 @@ std::string_view axis_name(Axis axis) {
   return "unknown";
 }
 
+void Communicator::begin(FlightOp op, std::int64_t num_bytes, int peer, Stream& stream) {
+  if (recorder_ == nullptr) return;
+  const auto note = [recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_), op, num_bytes, peer] {
+    recorder->begin(lane, axis, op, peer, num_bytes);
+  };
+  if (stream.device().kind == DeviceKind::cpu) {
+    stream.enqueue(note);
+  } else if (stream.device().kind == DeviceKind::cuda) {
+    note();
+  }
+}
+
+void Communicator::end(Stream& stream) {
+  if (recorder_ == nullptr || stream.device().kind != DeviceKind::cpu) return;
+  stream.enqueue([recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_)] {
+    recorder->end(lane, axis);
+  });
+}
+
+void Communicator::compare(FlightOp op, const ConstTensorView& x, std::int64_t detail, Stream& stream) {
+  if (!check_) return;
+  CollectiveSignature signature;
+  signature.op = static_cast<std::int64_t>(op);
+  signature.num_elems = x.num_elems();
+  signature.dtype = static_cast<std::int64_t>(x.dtype);
+  signature.detail = detail;
+  check_->enqueue(signature, stream);
+}
+
 void Communicator::all_reduce(TensorView x, ReduceOp op, Stream& stream) {
   if (num_ranks_ == 1 || x.num_elems() == 0) return;
   account(2 * static_cast<double>(x.num_bytes()));
   collective_timer_.start(stream);
+  begin(FlightOp::all_reduce, x.num_bytes(), -1, stream);
+  compare(FlightOp::all_reduce, x, static_cast<std::int64_t>(op), stream);
   do_all_reduce(x, op, stream);
+  end(stream);
   collective_timer_.stop(stream);
 }
 
@@ -50,7 +82,10 @@ void Communicator::all_gather(ConstTensorView shard, TensorView full, Stream& st
   }
   account(static_cast<double>(full.num_bytes()));
   collective_timer_.start(stream);
+  begin(FlightOp::all_gather, full.num_bytes(), -1, stream);
+  compare(FlightOp::all_gather, full, 0, stream);
   do_all_gather(shard, full, stream);
+  end(stream);
   collective_timer_.stop(stream);
 }
 
@@ -63,7 +98,10 @@ void Communicator::reduce_scatter(ConstTensorView full, TensorView shard, Stream
   }
   account(static_cast<double>(full.num_bytes()));
   collective_timer_.start(stream);
+  begin(FlightOp::reduce_scatter, full.num_bytes(), -1, stream);
+  compare(FlightOp::reduce_scatter, full, 0, stream);
   do_reduce_scatter(full, shard, stream);
+  end(stream);
   collective_timer_.stop(stream);
 }
 
@@ -71,24 +109,35 @@ void Communicator::broadcast(TensorView x, int root, Stream& stream) {
   if (num_ranks_ == 1 || x.num_elems() == 0) return;
   account(static_cast<double>(x.num_bytes()));
   collective_timer_.start(stream);
+  begin(FlightOp::broadcast, x.num_bytes(), -1, stream);
+  compare(FlightOp::broadcast, x, root, stream);
   do_broadcast(x, root, stream);
+  end(stream);
   collective_timer_.stop(stream);
 }
 
 void Communicator::send(ConstTensorView x, int peer, int tag, Transfer& transfer, Stream& stream) {
   PC_CHECK(peer >= 0 && peer < num_ranks_, "peer ", peer, " of ", num_ranks_);
   account(static_cast<double>(x.num_bytes()));
+  transfer.peer = peer;
+  transfer.is_send = true;
+  transfer.num_bytes = x.num_bytes();
   do_send(x, peer, tag, transfer, stream);
 }
 
 void Communicator::receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream) {
   PC_CHECK(peer >= 0 && peer < num_ranks_, "peer ", peer, " of ", num_ranks_);
+  transfer.peer = peer;
+  transfer.is_send = false;
+  transfer.num_bytes = x.num_bytes();
   do_receive(x, peer, tag, transfer, stream);
 }
 
 void Communicator::wait(Transfer& transfer, Stream& stream) {
   wait_timer_.start(stream);
+  begin(transfer.is_send ? FlightOp::send : FlightOp::receive, transfer.num_bytes, transfer.peer, stream);
   do_wait(transfer, stream);
+  end(stream);
   wait_timer_.stop(stream);
 }
 

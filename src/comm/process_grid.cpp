@@ -90,6 +90,16 @@ GridCommunicators make_on_groups(MPI_Comm comm, const GridShape& shape, Make&& m
 
 }  // namespace
 
+void check_collectives(const GridCommunicators& grid, MPI_Comm comm, const FlightRecorder* recorder) {
+  const auto all = grid.all();
+  make_on_groups(comm, grid.shape, [&](Axis axis, MPI_Comm group, int num_ranks) {
+    const auto own = std::find_if(all.begin(), all.end(), [&](Communicator* c) { return c->axis() == axis; });
+    PC_CHECK(own != all.end(), axis_name(axis));
+    if (num_ranks > 1) (*own)->set_check(std::make_unique<CollectiveCheck>(group, axis_name(axis).data(), recorder));
+    return std::unique_ptr<Communicator>();
+  });
+}
+
 GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape, const LinkOptions& data_link) {
   return make_on_groups(comm, shape, [&](Axis axis, MPI_Comm group, int) {
     return make_mpi_communicator(axis, group, axis == Axis::data ? data_link : LinkOptions{});

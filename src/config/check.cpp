@@ -47,6 +47,11 @@ void check_rest(const Config& config, std::vector<std::string>& problems) {
   }
   if (config.checkpoint.resume.empty())
     problems.push_back("checkpoint.resume is empty; valid: none, latest, or a path");
+  try {
+    parse_fault(config.run.debug_fault);
+  } catch (const ConfigError& error) {
+    problems.push_back(error.problems().front());
+  }
   if (config.optimizer.warmup_steps > config.train.steps) {
     problems.push_back(cat("optimizer.warmup_steps = ", config.optimizer.warmup_steps,
                            " exceeds train.steps = ", config.train.steps, "; lower it"));
@@ -132,7 +137,7 @@ void check_zero(const ZeroConfig& zero, std::vector<std::string>& problems) {
   }
 }
 
-void check_precision(const PrecisionConfig& precision, std::vector<std::string>& problems) {
+void check_precision(const PrecisionConfig& precision, OnNonfinite on_nonfinite, std::vector<std::string>& problems) {
   const PrecisionConfig defaults;
   if (precision.dtype == Precision::fp64 && precision.gradient_dtype != defaults.gradient_dtype) {
     problems.push_back(cat("precision.gradient_dtype = ", to_text(precision.gradient_dtype),
@@ -153,7 +158,9 @@ void check_precision(const PrecisionConfig& precision, std::vector<std::string>&
   check("loss_scale_window", precision.loss_scale_window, defaults.loss_scale_window, true);
   check("hysteresis", precision.hysteresis, defaults.hysteresis, true);
   check("min_loss_scale", precision.min_loss_scale, defaults.min_loss_scale, true);
-  check("consecutive_skips_limit", precision.consecutive_skips_limit, defaults.consecutive_skips_limit, false);
+  if (on_nonfinite == OnNonfinite::stop) {
+    check("consecutive_skips_limit", precision.consecutive_skips_limit, defaults.consecutive_skips_limit, false);
+  }
   const double initial_scale = std::ldexp(1.0, static_cast<int>(precision.initial_scale_power));
   if (precision.dtype == Precision::fp16 && precision.loss_scale == 0 && precision.min_loss_scale > initial_scale) {
     problems.push_back(cat("precision.min_loss_scale = ", precision.min_loss_scale, " exceeds the first scale, 2 to ",
@@ -230,7 +237,7 @@ std::vector<std::string> check_config(const Config& config, std::int64_t num_ran
   check_rest(config, problems);
   check_pipeline(config, problems);
   check_zero(config.zero, problems);
-  check_precision(config.precision, problems);
+  check_precision(config.precision, config.train.on_nonfinite, problems);
   check_checkpoint(config.checkpoint, num_ranks, problems);
   const std::int64_t model_ranks = config.parallel.tensor * config.parallel.pipeline;
   if (num_ranks % model_ranks != 0) {

@@ -39,6 +39,7 @@ const Names<GradientDType> gradient_names = {
     {GradientDType::fp32, "fp32"}, {GradientDType::bf16, "bf16"}, {GradientDType::fp16, "fp16"}};
 const Names<MpiIo> io_names = {
     {MpiIo::automatic, "auto"}, {MpiIo::ompio, "ompio"}, {MpiIo::romio321, "romio321"}};
+const Names<OnNonfinite> nonfinite_names = {{OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}};
 const Names<CheckpointLoad> load_names = {{CheckpointLoad::full, "full"}, {CheckpointLoad::weights, "weights"}};
 const Names<OffloadTarget> offload_names = {{OffloadTarget::none, "none"}, {OffloadTarget::cpu, "cpu"}};
 
@@ -234,6 +235,9 @@ std::vector<ConfigKey> make_keys() {
       PC_INTEGER(run, debug_overflow_step, 0, "step",
                  "For tests: the loss gradient of this step is infinite. 0: never."),
       PC_INTEGER(run, debug_slow_save_ms, 0, "ms", "For tests: a pause between the phases of a save."),
+      PC_TEXT(run, debug_fault, "none | RANK:STEP:KIND",
+              "For tests: one rank skips a collective (skip_collective), sleeps in its data loading (data_sleep), stops "
+              "itself (stop), gets infinite gradients (nan) in a step, or is slow from it on (slow)."),
 
       PC_TEXT(model, family, "gpt2", "Architecture."),
       PC_BOUNDED(model, num_layers, 1, 100'000, "layers", "Transformer layers."),
@@ -272,6 +276,13 @@ std::vector<ConfigKey> make_keys() {
       PC_BOOLEAN(zero, pin_memory,
                  "Host memory of the offloaded state is pinned (page-locked), so that copies run at full speed."),
 
+      PC_NOT_NEGATIVE(comm, timeout_s, "s",
+                      "When no rank has made progress for so long, the run ends with a report of who holds it up. 0: "
+                      "NCCL_TIMEOUT of the environment, else 600."),
+      PC_BOOLEAN(comm, check,
+                 "Before each collective its ranks compare operation, size, dtype and step, and name the first "
+                 "difference. Slow; to find mismatched collectives."),
+
       PC_TEXT(data, path, "files, globs",
               "Text files, or token files (.bin of llm.c or nanoGPT); several separated by commas."),
       PC_TEXT(data, tokenizer, "bytes", "Of text files: 256 bytes and an end-of-text token."),
@@ -280,6 +291,9 @@ std::vector<ConfigKey> make_keys() {
            "Part of the data held out: every (1 / fraction)-th block of 65,536 tokens. 0: none."),
 
       PC_BOUNDED(train, steps, 1, 1'000'000'000, "steps", "Optimizer steps, counted from the run's very first."),
+      PC_CHOICE(train, on_nonfinite, nonfinite_names,
+                "When loss or gradient norm is not finite. stop: the run ends and names the first tensor; skip: the step "
+                "changes nothing and the run goes on, up to precision.consecutive_skips_limit in a row."),
       PC_BOUNDED(train, sequence_length, 1, 10'000'000, "tokens", "Tokens of a sample."),
       PC_BOUNDED(train, global_batch_size, 1, 10'000'000, "sequences",
                  "Samples of a step, over all data ranks and micro-batches."),
@@ -318,7 +332,7 @@ std::vector<ConfigKey> make_keys() {
                  "fp16: so many overflows halve the dynamic scale; it is full again when the scale doubles."),
       PC_POSITIVE(precision, min_loss_scale, "", "fp16: the dynamic scale is never less."),
       PC_INTEGER(precision, consecutive_skips_limit, 1, "steps",
-                 "fp16: the run ends after so many steps in a row that overflowed and were skipped."),
+                 "The run ends after so many steps in a row that were skipped (fp16, and train.on_nonfinite = skip)."),
 
       PC_CHOICE(kernels, attention, attention_names,
                 "What computes attention on a GPU. own: our kernels; cudnn: cuDNN's (16-bit, no dropout); auto: by a "
@@ -351,6 +365,8 @@ std::vector<ConfigKey> make_keys() {
                  "Checkpoints of steps that are multiples of this stay beside keep_last. 0: none."),
 
       PC_INTEGER(log, steps_per_print, 1, "steps", "Steps between progress lines."),
+      real("log", "straggler_threshold", PC_FIELD(log, straggler_threshold), 0, false, 1000, false, "",
+           "A rank whose computation takes so many times the median of its stage's ranks is named. 0: off."),
       PC_TEXT(log, metrics, "path", "File that gets one JSON object a step. Empty: none."),
       PC_BOOLEAN(log, wall_clock_breakdown, "Also print where a step's time goes."),
       PC_BOOLEAN(log, operation_times,
@@ -438,6 +454,7 @@ std::string to_text(AttentionKernel value) { return name_of(attention_names, val
 std::string to_text(GradientDType value) { return name_of(gradient_names, value); }
 std::string to_text(OffloadTarget value) { return name_of(offload_names, value); }
 std::string to_text(MpiIo value) { return name_of(io_names, value); }
+std::string to_text(OnNonfinite value) { return name_of(nonfinite_names, value); }
 std::string to_text(CheckpointLoad value) { return name_of(load_names, value); }
 
 }  // namespace potato

@@ -4,6 +4,7 @@
 #include <boost/program_options.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -123,6 +124,15 @@ void apply_file(Config& config, const std::string& path, std::vector<std::string
 void resolve_defaults(Config& config) {
   if (config.model.ffn_hidden_size == 0) config.model.ffn_hidden_size = 4 * config.model.hidden_size;
   if (config.model.max_position_embeddings == 0) config.model.max_position_embeddings = config.train.sequence_length;
+  if (config.comm.timeout_s == 0) {
+    constexpr double default_timeout_s = 600;
+    const char* given = std::getenv("NCCL_TIMEOUT");
+    config.comm.timeout_s = given == nullptr ? default_timeout_s : std::atof(given);
+    if (config.comm.timeout_s <= 0) {
+      throw ConfigError(cat("NCCL_TIMEOUT = ", given, " of the environment is no number of seconds; change it, or give ",
+                            "comm.timeout_s"));
+    }
+  }
   if (config.data.cache_dir.empty()) config.data.cache_dir = config.run.dir + "/cache";
 }
 

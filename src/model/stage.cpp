@@ -100,6 +100,7 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
   const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(micro_batch)];
   Saved& saved = claim(chunk, micro_batch);
   timers_.forward.start(ctx_.stream);
+  note_pass(ctx_, FlightPass::forward, micro_batch, -1);
   Tensor x = is_first(chunk) ? embed(batch) : std::move(input);
   const Chunk& layers = chunks_[static_cast<std::size_t>(chunk)];
   // A block may do the first norm of the next; not where that block's weights are not there yet.
@@ -109,11 +110,13 @@ Tensor Stage::forward(int chunk, int micro_batch, Tensor input) {
     const NextNorm next = is_end || !fuses_next
                               ? NextNorm{}
                               : NextNorm{&layers.blocks[i + 1].first_norm(), &saved.blocks[i + 1].attention.norm};
+    note_pass(ctx_, FlightPass::forward, micro_batch, layers.first_layer + static_cast<std::int64_t>(i));
     enter({&layers.units[i], next.norm != nullptr ? 2UL : 1UL}, false);
     x = layers.blocks[i].forward(ctx_, batch, std::move(x), saved.blocks[i], next);
     leave({&layers.units[i], 1});
   }
   if (is_last(chunk)) {
+    note_pass(ctx_, FlightPass::forward, micro_batch, -1);
     enter(head_units_, batch.training);
     if (batch.logits_position >= 0) {
       logits_ = head_->logits_at(ctx_, batch, x, batch.logits_position);
@@ -150,11 +153,13 @@ Tensor Stage::backward(int chunk, int micro_batch, Tensor output_gradient) {
   Tensor gradient = is_last(chunk) ? std::move(saved.head_gradient) : std::move(output_gradient);
   const Chunk& layers = chunks_[static_cast<std::size_t>(chunk)];
   for (std::size_t i = layers.blocks.size(); i-- > 0;) {
+    note_pass(ctx_, FlightPass::backward, micro_batch, layers.first_layer + static_cast<std::int64_t>(i));
     enter({&layers.units[i], 1}, true);
     gradient = layers.blocks[i].backward(ctx_, batch, std::move(gradient), saved.blocks[i]);
     leave({&layers.units[i], 1});
   }
   if (is_first(chunk)) {
+    note_pass(ctx_, FlightPass::backward, micro_batch, -1);
     enter(embedding_units_, true);
     embedding_->backward(ctx_, batch, std::move(gradient));
     leave(embedding_units_);

@@ -123,7 +123,7 @@ StorageOptions storage_options(const Config& config, const GridCommunicators& gr
 }  // namespace
 
 Engine::Engine(const Config& config, GridCommunicators grid, Device device, const OwnerBytes& capacity,
-               const std::function<void(std::exception_ptr)>& on_stream_error)
+               const std::function<void(std::exception_ptr)>& on_stream_error, FlightRecorder* recorder)
     : config_(config),
       grid_(std::move(grid)),
       device_(device),
@@ -161,7 +161,9 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
                          .attention = config.kernels.attention,
                          .deterministic = config.run.deterministic,
                          .dropout = config.model.dropout,
-                         .seed = static_cast<std::uint64_t>(config.run.seed)};
+                         .seed = static_cast<std::uint64_t>(config.run.seed),
+                         .recorder = recorder};
+  for (Communicator* communicator : grid_.all()) communicator->set_recorder(recorder);
   stage_.emplace(ctx, config_, grid_, max_alive);
   const StorageOptions storage = storage_options(config, grid_);
   Arena& offloaded = arena(Owner::offloaded);
@@ -288,13 +290,13 @@ void Engine::enqueue_step(int buffer, std::int64_t first_sample, std::int64_t nu
   if (grid_.at.tensor != 0) fill(scalars.rows(0, 1), 0, compute_);
   const TensorView squared_norm = scalars.rows(1, 1);
   add_squared_norm_of(registry_, norm_ranges_, 1 / (loss_scale * loss_scale), squared_norm, compute_);
-  grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
+  if (!std::exchange(skips_world_reduce_, false)) grid_.world->all_reduce(scalars, ReduceOp::sum, compute_);
   scalars_.to_host(compute_);
   Update settings;
   settings.learning_rate = learning_rate;
   settings.number = update;
   settings.loss_scale = loss_scale;
-  settings.skip_nonfinite = loss_scaler_.is_active();
+  settings.skip_nonfinite = skips_nonfinite();
   settings.squared_norm = squared_norm;
   settings.host_norm = scalars_.host().rows(1, 1);
   if (std::exchange(snapshot_pending_, false)) compute_.wait(snapshot_done_);
@@ -311,7 +313,7 @@ StepResult Engine::finish_step() {
   result.loss = scalars[0] / static_cast<double>(num_targets_);
   result.grad_norm = std::sqrt(scalars[1]);
   result.loss_scale = loss_scaler_.scale();
-  result.skipped = loss_scaler_.is_active() && !std::isfinite(scalars[1]);
+  result.skipped = skips_nonfinite() && !std::isfinite(scalars[1]);
   loss_scaler_.update(result.skipped);
   return result;
 }
@@ -462,14 +464,19 @@ void Engine::restore_state() {
 std::optional<std::pair<std::int64_t, std::string>> Engine::first_nonfinite_gradient() {
   synchronize();
   std::optional<std::pair<std::int64_t, std::string>> first;
-  std::vector<float> values;
+  std::vector<char> bytes;
   for (const OwnPiece& own : registry_.own_pieces()) {
     const TensorView gradient =
         registry_.gradient_shard(own.parameter->bucket).rows(own.piece.offset_elems, own.piece.num_elems());
-    values.resize(static_cast<std::size_t>(gradient.num_elems()));
-    compute_.transfer(values.data(), gradient.as<float>(), gradient.num_bytes());
+    bytes.resize(static_cast<std::size_t>(gradient.num_bytes()));
+    compute_.transfer(bytes.data(), gradient.data, gradient.num_bytes());
     synchronize();
-    if (std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); })) continue;
+    bool is_finite = true;
+    dispatch_real(gradient.dtype, [&](auto zero) {
+      const auto* values = reinterpret_cast<const decltype(zero)*>(bytes.data());
+      is_finite = std::all_of(values, values + gradient.num_elems(), [](auto value) { return std::isfinite(value); });
+    });
+    if (is_finite) continue;
     const std::int64_t place = backward_place(config_.model, *own.parameter);
     if (!first || place < first->first) first.emplace(place, own.piece.name);
   }

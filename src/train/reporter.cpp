@@ -91,7 +91,7 @@ void Reporter::step(const StepRecord& record, const PhaseTimes& times, double da
   ++num_steps_;
   times_ += times;
   data_s_ += data_s;
-  if (record.step % config_.log.steps_per_print != 0 && record.step != config_.train.steps && record.step != 1) return;
+  if (!prints_step(record.step)) return;
   const double mean_s = seconds_ / static_cast<double>(num_steps_);
   const auto rest_s = static_cast<long long>(mean_s * static_cast<double>(config_.train.steps - record.step) + 0.5);
   const auto tokens_per_step = static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length);

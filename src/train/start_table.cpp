@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "bytes_text.hpp"
 #include "potato/comm/nccl_communicator.hpp"
@@ -132,6 +133,11 @@ void print_start_table(const Config& config, const HostGroup& world, const Topol
   std::printf("            the loss's logits take %s of the activations on the last stage\n",
               bytes_text(logits_bytes(config, shape)).c_str());
   std::printf("            host memory: %s\n", facts.host_memory.c_str());
+  const char* nccl_timeout = std::getenv("NCCL_TIMEOUT");
+  const bool is_from_environment = nccl_timeout != nullptr && std::atof(nccl_timeout) == config.comm.timeout_s;
+  std::printf("watchdog    ends the run after %g s without progress (%s)%s\n", config.comm.timeout_s,
+              is_from_environment ? "NCCL_TIMEOUT of the environment" : "comm.timeout_s",
+              config.comm.check ? "; comm.check compares every collective" : "");
   std::fflush(stdout);
 }
 

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "memory_check.hpp"
 #include "model_signature.hpp"
@@ -59,6 +62,8 @@ Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
   world_.agree(topology_problems(topology_, shape_));
   choose_device();
   open_data();
+  fault_ = parse_fault(config_.run.debug_fault);
+  recorder_ = make_flight_recorder(config_.run.dir + "/status", world_, shape_);
   make_engine();
   const bool prints = world_.rank() == 0 && !run_.quiet;
   if (!run_.quiet) print_start();
@@ -70,6 +75,7 @@ Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
   checkpoints_ = std::make_unique<Checkpoints>(
       config_, world_, checkpoint_file(config_.checkpoint.files, topology_.host_of_rank, world_.rank()), print,
       run_.on_fatal);
+  stragglers_ = std::make_unique<Stragglers>(config_, world_, shape_, topology_.host_of_rank);
   progress_ = checkpoints_->resume(*engine_, checkpoint_info());
   world_.run_agreed([&] { reporter_ = std::make_unique<Reporter>(config_, prints, progress_.step); });
 }
@@ -184,24 +190,26 @@ void Trainer::make_engine() {
       options.deterministic = config_.run.deterministic;
       options.num_chunks = static_cast<int>(config_.parallel.virtual_chunks);
       options.message_bytes = boundary_bytes(config_, shape_);
+      options.timeout_s = config_.comm.timeout_s;
       engine_ = std::make_unique<Engine>(
           config_, make_gpu_communicators(world_.comm(), shape_, device_, gpus_->transport, options), device_, planned_,
-          run_.on_fatal);
+          run_.on_fatal, recorder_.get());
+      if (config_.comm.check) check_collectives(engine_->grid(), world_.comm(), recorder_.get());
       if (gpus_->transport == Transport::nccl && world_.num_ranks() > 1) {
         // A collective that never ends on the device looks like a slow one to everything else.
-        constexpr double deadline_s = 600;
         const auto end_job = [on_fatal = run_.on_fatal](const std::string& trouble) {
           on_fatal(std::make_exception_ptr(Error(trouble)));
         };
         const auto all = engine_->grid().all();
-        watch_ = std::make_shared<NcclWatch>(std::vector<Communicator*>(all.begin(), all.end()), deadline_s, end_job);
+        watch_ = std::make_shared<NcclWatch>(std::vector<Communicator*>(all.begin(), all.end()), config_.comm.timeout_s, end_job);
       }
       return;
     }
   }
   engine_ = std::make_unique<Engine>(config_,
                                      make_mpi_communicators(world_.comm(), shape_, {config_.run.debug_link_gb_per_s}),
-                                     device_, planned_, run_.on_fatal);
+                                     device_, planned_, run_.on_fatal, recorder_.get());
+  if (config_.comm.check) check_collectives(engine_->grid(), world_.comm(), recorder_.get());
 }
 
 CheckpointInfo Trainer::checkpoint_info() const {
@@ -259,21 +267,28 @@ void Trainer::fill_batch(int buffer, const SampleSource& source, std::int64_t fi
 StepResult Trainer::train_step() {
   const double start_s = now_s();
   data_s_ = 0;
-  if (filled_sample_ != progress_.next_sample) {
-    fill_batch(buffer_, data_->train(), progress_.next_sample);
-    data_s_ += now_s() - start_s;
-  }
+  recorder_->set_step(progress_.step + 1);
+  recorder_->set_phase(FlightPhase::loading_data);
+  play_fault();
+  if (filled_sample_ != progress_.next_sample) fill_batch(buffer_, data_->train(), progress_.next_sample);
+  data_s_ += now_s() - start_s;
+  recorder_->set_phase(FlightPhase::enqueueing);
   engine_->set_requests(requests_.poll());
+  const bool overflows = progress_.step + 1 == config_.run.debug_overflow_step ||
+                         (fault_.kind == Fault::Kind::nan && fault_.rank == world_.rank() &&
+                          progress_.step + 1 == fault_.step);
   engine_->enqueue_step(buffer_, progress_.next_sample, count_targets(data_->train(), progress_.next_sample),
                         learning_rate_at(config_.optimizer, config_.train.steps, progress_.updates), progress_.updates + 1,
-                        progress_.step + 1 == config_.run.debug_overflow_step);
+                        overflows);
   // While the streams work, the host reads the next batch into the other buffer.
   progress_.next_sample += config_.train.global_batch_size;
   buffer_ = (buffer_ + 1) % Engine::num_batch_buffers;
   const double fill_s = now_s();
+  recorder_->set_phase(FlightPhase::loading_data);
   fill_batch(buffer_, data_->train(), progress_.next_sample);
   data_s_ += now_s() - fill_s;
   filled_sample_ = progress_.next_sample;
+  recorder_->set_phase(FlightPhase::waiting);
   const StepResult result = engine_->finish_step();
   pending_ |= engine_->agreed_requests();
   ++progress_.step;
@@ -293,6 +308,7 @@ double Trainer::evaluate(std::int64_t max_batches) {
   std::int64_t num_targets = 0;
   filled_sample_ = -1;  // the buffer is used here
   for (std::int64_t i = 0; i < num_batches; ++i) {
+    recorder_->set_phase(FlightPhase::evaluating);
     fill_batch(buffer_, *source, i * batch_size);
     engine_->set_requests(requests_.poll());
     loss_sum += engine_->evaluate(buffer_, i * batch_size);
@@ -309,6 +325,7 @@ double Trainer::evaluate(std::int64_t max_batches) {
 }
 
 bool Trainer::save() {
+  recorder_->set_phase(FlightPhase::saving);
   engine_->synchronize();
   bool is_saved = false;
   if (config_.checkpoint.is_on()) {
@@ -322,8 +339,7 @@ bool Trainer::save() {
   return is_saved;
 }
 
-void Trainer::check_skips() const {
-  if (!engine_->loss_scaler().gave_up()) return;
+std::string Trainer::first_nonfinite() const {
   const auto mine = engine_->first_nonfinite_gradient();
   std::pair<std::int64_t, std::string> first(std::numeric_limits<std::int64_t>::max(), "none");
   for (const std::string& text : world_.all_gather(mine ? cat(mine->first, " ", mine->second) : std::string())) {
@@ -332,10 +348,58 @@ void Trainer::check_skips() const {
     std::string name;
     if (in >> place >> name && place < first.first) first = {place, name};
   }
+  return first.second;
+}
+
+void Trainer::handle_nonfinite(const StepResult& result) {
+  const bool is_finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (is_finite && !result.skipped) {
+    skips_in_a_row_ = 0;
+    return;
+  }
+  constexpr const char* tensor_text = "; the first tensor of backward whose gradient is not finite is ";
+  if (!result.skipped) {
+    throw Error(cat("step ", progress_.step, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
+                    ": not finite", tensor_text, first_nonfinite(),
+                    "; lower optimizer.learning_rate or raise optimizer.warmup_steps, or pass over such steps with "
+                    "train.on_nonfinite = skip"));
+  }
+  ++skips_in_a_row_;
+  const LossScaler& scaler = engine_->loss_scaler();
+  if (scaler.is_active()) {
+    reporter_->line(cat("step ", progress_.step, " was skipped: gradients overflowed with loss scale ",
+                        result.loss_scale, "; it is now ", scaler.scale()));
+  } else {
+    reporter_->line(cat("step ", progress_.step, " was skipped: loss ", result.loss, ", gradient norm ",
+                        result.grad_norm, tensor_text, first_nonfinite()));
+  }
+  if (!scaler.gave_up() && skips_in_a_row_ < config_.precision.consecutive_skips_limit) return;
   throw Error(cat("step ", progress_.step, ": ", config_.precision.consecutive_skips_limit,
-                  " steps in a row were skipped; the first tensor of backward whose gradient is not finite is ",
-                  first.second, "; loss scale ", engine_->loss_scaler().scale(),
+                  " steps in a row were skipped", tensor_text, first_nonfinite(),
+                  scaler.is_active() ? cat("; loss scale ", scaler.scale()) : "",
                   "; lower optimizer.learning_rate, or train in bf16"));
+}
+
+void Trainer::start_watching() {
+  WatchdogOptions options;
+  options.folder = config_.run.dir + "/status";
+  options.shape = shape_;
+  options.world_rank = world_.rank();
+  options.timeout_s = config_.comm.timeout_s;
+  options.abort_timeout_s = config_.run.abort_timeout_s;
+  watchdog_ = std::make_unique<Watchdog>(options, *recorder_, [on_fatal = run_.on_fatal](const std::string& line) {
+    if (on_fatal) on_fatal(std::make_exception_ptr(Error(line)));
+  });
+}
+
+void Trainer::play_fault() {
+  if (fault_.rank != world_.rank() || progress_.step + 1 < fault_.step) return;
+  const bool is_step = progress_.step + 1 == fault_.step;
+  constexpr auto for_ever = std::chrono::hours(1);
+  if (fault_.kind == Fault::Kind::slow) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+  if (fault_.kind == Fault::Kind::data_sleep && is_step) std::this_thread::sleep_for(for_ever);
+  if (fault_.kind == Fault::Kind::stop && is_step) ::raise(SIGSTOP);
+  if (fault_.kind == Fault::Kind::skip_collective && is_step) engine_->skip_next_world_reduce();
 }
 
 void Trainer::take_step() {
@@ -354,19 +418,19 @@ void Trainer::take_step() {
   record.step_s = last_step_s_;
   record.tokens_per_s =
       static_cast<double>(config_.train.global_batch_size * config_.train.sequence_length) / last_step_s_;
-  reporter_->step(record, engine_->take_times(), data_s_);
-  if (progress_.step > first_step_ + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
-  if (result.skipped) {
-    reporter_->line(cat("step ", progress_.step, " was skipped: gradients overflowed with loss scale ",
-                        result.loss_scale, "; it is now ", engine_->loss_scaler().scale()));
-    check_skips();
-  } else if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw Error(cat("step ", progress_.step, ": loss ", result.loss, ", gradient norm ", result.grad_norm,
-                    ": not finite; lower optimizer.learning_rate or raise optimizer.warmup_steps"));
+  const PhaseTimes times = engine_->take_times();
+  reporter_->step(record, times, data_s_);
+  const bool is_first = progress_.step == first_step_ + 1;  // which is like no other
+  if (!is_first) stragglers_->add(times, data_s_);
+  if (!is_first && reporter_->prints_step(progress_.step)) {
+    for (const std::string& line : stragglers_->gathered()) reporter_->line(line);
   }
+  if (progress_.step > first_step_ + 1 && !is_profiled) own_allocations_ += allocation_counts().own - before.own;
+  handle_nonfinite(result);
 }
 
 int Trainer::run() {
+  start_watching();
   first_step_ = progress_.step;
   saved_step_ = progress_.step;
   const bool has_validation = data_->validation() != nullptr;
@@ -396,7 +460,9 @@ int Trainer::run() {
   if (saved_step_ != progress_.step && (config_.checkpoint.at_end || must_stop())) save();
   if (has_validation && !must_stop()) evaluate(config_.eval.final_batches);
   if (config_.sample.tokens > 0 && !must_stop()) generate();
+  recorder_->set_phase(FlightPhase::saving);
   const bool all_saved = checkpoints_->finish();
+  recorder_->set_phase(FlightPhase::ending);
   const int exit_code = !all_saved ? 1 : (pending_ & request_requeue) != 0 ? narrow<int>(config_.run.requeue_exit_code) : 0;
   if (must_stop()) say_why_it_stops(exit_code);
   print_end();
@@ -440,6 +506,7 @@ void Trainer::generate() {
   TokenChooser chooser(config_.sample, config_.model.vocab_size);
   const std::int64_t data_rank = engine_->grid().at.data;
   for (std::int64_t position = prompt_length; position < end; ++position) {
+    recorder_->set_phase(FlightPhase::sampling);
     const auto& next = engine_->next_tokens(position, [&](std::int64_t row, const double* logits, std::int64_t) {
       const std::int64_t sequence = data_rank * batch + row;
       return sequence == 0 ? chooser.greedy(logits)

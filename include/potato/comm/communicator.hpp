@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "potato/comm/collective_check.hpp"
+#include "potato/core/flight_recorder.hpp"
 #include "potato/device/stream.hpp"
 #include "potato/device/timer.hpp"
 #include "potato/tensor/tensor.hpp"
@@ -28,6 +30,9 @@ enum class ReduceOp : std::uint8_t { sum, max };
 struct Transfer {
   void* request = nullptr;  // the back end's; `mpi`: set and read by the stream's thread
   void* slot = nullptr;     // `nccl`, `staged`: what the transfer holds until wait(); set and read by the host
+  int peer = -1;            // of the last send or receive, for the flight recorder
+  bool is_send = false;
+  std::int64_t num_bytes = 0;
 };
 
 // For benchmarks and tests on one machine: collectives of `mpi` take at least as long as the ring algorithm on such a
@@ -68,6 +73,13 @@ class Communicator {
   void receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream);
   void wait(Transfer& transfer, Stream& stream);
 
+  // Notes every operation in `recorder`, which must outlive this: on CPU streams when it runs, on a GPU's when it is
+  // enqueued.
+  void set_recorder(FlightRecorder* recorder) noexcept { recorder_ = recorder; }
+  void set_check(std::unique_ptr<CollectiveCheck> check) noexcept { check_ = std::move(check); }
+  // The recorder's lane of an axis' stream (see GridCommunicators).
+  static int lane_of(Axis axis) noexcept { return axis == Axis::data || axis == Axis::embedding ? 1 : 0; }
+
   const CommStats& stats() const noexcept { return stats_; }
   // Time that the stream spends inside collectives, and in wait() of point-to-point transfers.
   StreamTimer& collective_timer() noexcept { return collective_timer_; }
@@ -106,6 +118,13 @@ class Communicator {
     ++stats_.num_calls;
   }
 
+  // Around the back end's part of every operation.
+  void begin(FlightOp op, std::int64_t num_bytes, int peer, Stream& stream);
+  void end(Stream& stream);
+  void compare(FlightOp op, const ConstTensorView& x, std::int64_t detail, Stream& stream);
+
+  FlightRecorder* recorder_ = nullptr;
+  std::unique_ptr<CollectiveCheck> check_;
   CommStats stats_;
   StreamTimer collective_timer_;
   StreamTimer wait_timer_;

@@ -58,6 +58,9 @@ struct GridCommunicators {
   }
 };
 
+// Collective over `comm`: every communicator of the grid compares its collectives (comm.check).
+void check_collectives(const GridCommunicators& grid, MPI_Comm comm, const FlightRecorder* recorder);
+
 // Collective over `comm`, whose ranks are the grid's world ranks. `data_link` slows the data axis.
 GridCommunicators make_mpi_communicators(MPI_Comm comm, const GridShape& shape, const LinkOptions& data_link = {});
 // For tensors on this rank's GPU, which becomes the current device; groups of one rank need no transport. `transport`:

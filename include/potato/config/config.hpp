@@ -20,6 +20,7 @@ enum class AttentionKernel { automatic, own, cudnn };             // "auto", "ow
 enum class GradientDType { fp32, bf16, fp16 };                    // spelt alike
 enum class OffloadTarget { none, cpu };                           // spelt alike
 enum class MpiIo { automatic, ompio, romio321 };                  // "auto", "ompio", "romio321"
+enum class OnNonfinite { stop, skip };                            // spelt alike
 enum class CheckpointLoad { full, weights };                      // spelt alike
 
 struct RunConfig {
@@ -35,6 +36,7 @@ struct RunConfig {
   double debug_link_gb_per_s = 0;        // tests, benchmarks: CPU ranks' messages on the data axis take as long; 0: off
   std::int64_t debug_overflow_step = 0;  // tests: the loss gradient of this step is infinite; 0: never
   std::int64_t debug_slow_save_ms = 0;   // tests: a pause between the phases of a save
+  std::string debug_fault = "none";      // tests: "RANK:STEP:KIND", see parse_fault()
 };
 
 struct ModelConfig {
@@ -69,6 +71,11 @@ struct ZeroConfig {
   bool pin_memory = false;                            // of the offloaded state
 };
 
+struct CommConfig {
+  double timeout_s = 0;  // without progress of any rank; 0: NCCL_TIMEOUT of the environment, else 600 (resolved)
+  bool check = false;    // ranks compare every collective before it runs
+};
+
 struct DataConfig {
   std::string path;  // text files (comma separated, globs), or llm.c's or nanoGPT's .bin
   std::string tokenizer = "bytes";
@@ -78,6 +85,7 @@ struct DataConfig {
 
 struct TrainConfig {
   std::int64_t steps = 1000;
+  OnNonfinite on_nonfinite = OnNonfinite::stop;
   std::int64_t sequence_length = 256;   // tokens
   std::int64_t global_batch_size = 32;  // sequences a step, over all data ranks
   std::int64_t micro_batch_size = 8;    // sequences of one forward pass of one data rank
@@ -136,6 +144,7 @@ struct CheckpointConfig {
 
 struct LogConfig {
   std::int64_t steps_per_print = 10;
+  double straggler_threshold = 1.3;  // times the median of a stage's ranks; 0: off
   std::string metrics;  // "": no metrics file
   bool wall_clock_breakdown = false;
   bool operation_times = false;  // a table of the compute stream's operations at the end
@@ -160,6 +169,7 @@ struct Config {
   ModelConfig model;
   ParallelConfig parallel;
   ZeroConfig zero;
+  CommConfig comm;
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
@@ -228,6 +238,17 @@ std::string to_text(GradientDType value);
 std::string to_text(OffloadTarget value);
 std::string to_text(MpiIo value);
 std::string to_text(CheckpointLoad value);
+std::string to_text(OnNonfinite value);
+
+// What goes wrong in a test: one rank, in one step.
+struct Fault {
+  enum class Kind { none, skip_collective, data_sleep, stop, slow, nan };
+  Kind kind = Kind::none;
+  std::int64_t rank = -1;
+  std::int64_t step = -1;  // slow: from it on
+};
+// Of run.debug_fault. Throws ConfigError.
+Fault parse_fault(const std::string& text);
 
 // The shard file that a rank writes its part of a checkpoint into, of how many (checkpoint.files).
 struct CheckpointFile {

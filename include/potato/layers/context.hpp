@@ -10,6 +10,7 @@
 
 #include "potato/comm/communicator.hpp"
 #include "potato/config/config.hpp"
+#include "potato/core/flight_recorder.hpp"
 #include "potato/device/arena.hpp"
 #include "potato/device/stream.hpp"
 #include "potato/kernels/tokens.hpp"
@@ -30,12 +31,26 @@ struct LayerContext {
   bool deterministic = true;
   double dropout = 0;
   std::uint64_t seed = 0;
+  FlightRecorder* recorder = nullptr;  // null: nobody listens
 
   // An activation.
   Tensor make(Shape shape) const { return Tensor(activations, dtype, shape); }
   // What stays in the compute dtype beside it: statistics, sums, losses.
   Tensor make_statistic(Shape shape) const { return Tensor(activations, compute_dtype(dtype), shape); }
 };
+
+// Tells the flight recorder where the compute stream is: when it gets there, or on a GPU when that is enqueued.
+inline void note_pass(const LayerContext& ctx, FlightPass pass, std::int64_t micro_batch, std::int64_t layer) {
+  if (ctx.recorder == nullptr) return;
+  const auto note = [recorder = ctx.recorder, pass, micro_batch, layer] {
+    recorder->set_pass(0, pass, micro_batch, layer);
+  };
+  if (ctx.stream.device().kind == DeviceKind::cpu) {
+    ctx.stream.enqueue(note);
+  } else {
+    note();
+  }
+}
 
 // One micro-batch on its way through the layers.
 struct MicroBatch {

@@ -65,7 +65,7 @@ struct StepResult {
   double loss = 0;        // mean over the step's counted targets, in nats
   double grad_norm = 0;   // global, before clipping
   double loss_scale = 1;  // that the step was made with
-  bool skipped = false;   // fp16: the gradients were not finite, nothing was updated
+  bool skipped = false;   // fp16, train.on_nonfinite = skip: the gradients were not finite, nothing was updated
 };
 
 // Seconds that this rank's streams spent.
@@ -95,9 +95,9 @@ struct PhaseTimes {
 class Engine {
  public:
   // Declares, allocates and initialises. `capacity` in bytes by owner; ignored on `dry`. Collective over the grid only
-  // in so far as `grid` was made collectively.
+  // in so far as `grid` was made collectively. `recorder`, which must outlive this, learns what the streams do.
   Engine(const Config& config, GridCommunicators grid, Device device, const OwnerBytes& capacity,
-         const std::function<void(std::exception_ptr)>& on_stream_error);
+         const std::function<void(std::exception_ptr)>& on_stream_error, FlightRecorder* recorder = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -120,6 +120,9 @@ class Engine {
   void enqueue_step(int buffer, std::int64_t first_sample, std::int64_t num_targets, double learning_rate,
                     std::int64_t update, bool overflows = false);
   StepResult finish_step();
+
+  // For tests of the watchdog: this rank leaves out the next step's collective over the world.
+  void skip_next_world_reduce() noexcept { skips_world_reduce_ = true; }
 
   // Requests of this rank that the next step or evaluation brings to all ranks.
   void set_requests(unsigned requests) noexcept { requests_ = requests; }
@@ -169,6 +172,9 @@ class Engine {
     return {registry_.master_block(), optimizer_->exp_avg(), optimizer_->exp_avg_sq()};
   }
   bool copies_state() const noexcept;
+  bool skips_nonfinite() const noexcept {
+    return loss_scaler_.is_active() || config_.train.on_nonfinite == OnNonfinite::skip;
+  }
   // Enqueues copies of the state, where it is copied, on `stream`; -> the pieces.
   std::vector<TensorGroup> copied_state(Stream& stream);
   // Enqueues this rank's requests, and reads what was agreed.
@@ -201,6 +207,7 @@ class Engine {
   std::optional<Stream> snapshots_;  // with checkpoint.async
   Event snapshot_done_;
   bool snapshot_pending_ = false;  // the next update waits for it
+  bool skips_world_reduce_ = false;
   unsigned requests_ = 0;
   unsigned agreed_requests_ = 0;
   ParameterRegistry registry_;

@@ -31,6 +31,10 @@ class Reporter {
 
   // A metrics line for each step, a progress line every log.steps_per_print steps and at the last. Never allocates.
   void step(const StepRecord& record, const PhaseTimes& times, double data_s);
+  // Whether step() prints a progress line for this step; the same on all ranks.
+  bool prints_step(std::int64_t step) const noexcept {
+    return step % config_.log.steps_per_print == 0 || step == config_.train.steps || step == 1;
+  }
   void evaluation(std::int64_t step, double loss, std::optional<double> bytes_per_token, std::int64_t num_targets);
   void line(const std::string& text) const;
 

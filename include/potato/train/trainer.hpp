@@ -17,6 +17,8 @@
 #include "potato/train/engine.hpp"
 #include "potato/train/reporter.hpp"
 #include "potato/train/requests.hpp"
+#include "potato/train/stragglers.hpp"
+#include "potato/train/watchdog.hpp"
 
 namespace potato {
 
@@ -64,8 +66,13 @@ class Trainer {
   void fill_batch(int buffer, const SampleSource& source, std::int64_t first_sample) const;
   std::int64_t count_targets(const SampleSource& source, std::int64_t first_sample) const;
   void generate();
-  // Throws where too many steps in a row were skipped, with the first tensor that was not finite.
-  void check_skips() const;
+  // What follows from a step whose loss or gradients are not finite: the end of the run, or a line and a count.
+  void handle_nonfinite(const StepResult& result);
+  // The first tensor of backward whose gradient is not finite, of all ranks: its name, "none" where all are. Collective.
+  std::string first_nonfinite() const;
+  void start_watching();
+  // Does to this rank what run.debug_fault wants in the coming step.
+  void play_fault();
   CheckpointInfo checkpoint_info() const;
 
   Config config_;
@@ -81,9 +88,14 @@ class Trainer {
   OwnerBytes planned_{};
   std::string host_memory_;   // what was found of it
   OperationProfile profile_;  // of the last step, where log.operation_times asks for it
+  std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<NcclWatch> watch_;  // where ranks talk through NCCL; ends before the engine
+  std::unique_ptr<Watchdog> watchdog_;
+  Fault fault_;
+  std::int64_t skips_in_a_row_ = 0;
   std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<Stragglers> stragglers_;
   std::unique_ptr<Checkpoints> checkpoints_;  // ends before the engine
   RequestSource requests_;
   unsigned pending_ = 0;  // requests that all ranks agreed on
