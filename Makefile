@@ -15,11 +15,11 @@ MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all build deps corpus configure bench format lint clean
+.PHONY: help run test test-all build deps corpus configure bench bench-checkpoint format lint clean
 
 help: ## this list
 	@echo 'PotatoChat. Targets:'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Variables (value): NP ($(NP)) ranks, CONFIG ($(CONFIG)), ARGS ($(ARGS)) more arguments of the program,'
 	@echo '  JOBS ($(JOBS)) compile jobs, PRESET ($(PRESET)), SKIP_DEPS=1 installs nothing.'
 	@echo 'For example: make run NP=4 ARGS="--checkpoint.resume=latest"'
@@ -53,6 +53,9 @@ configure:
 
 bench: deps build ## tokens/s of GPT-2 124M beside a PyTorch peer
 	BUILD=$(BUILD) scripts/bench.sh
+
+bench-checkpoint: deps build ## GB/s of checkpoints beside plain writes and reads
+	scripts/bench_checkpoint.sh $(BUILD)
 
 format: ## format all C++ sources in place
 	scripts/format.sh

@@ -26,9 +26,8 @@ std::vector<std::string> newest_first(const fs::path& folder) {
   std::getline(in, name);
   const std::int64_t latest = step_of(name);
   std::vector<std::int64_t> steps = steps_in(folder.string());
-  std::sort(steps.begin(), steps.end(), [latest](std::int64_t a, std::int64_t b) {
-    return (a == latest) != (b == latest) ? a == latest : a > b;
-  });
+  std::sort(steps.begin(), steps.end(),
+            [latest](std::int64_t a, std::int64_t b) { return (a == latest) != (b == latest) ? a == latest : a > b; });
   std::vector<std::string> paths;
   for (const std::int64_t step : steps) paths.push_back((folder / step_name(step)).string());
   return paths;
@@ -47,8 +46,7 @@ std::vector<std::string> named(const std::string& resume) {
   if (fs::exists(path, error) && (step_of(path.filename().string()) >= 0 || fs::is_regular_file(path, error))) {
     return {path.string()};  // what is wrong with it is said when it is opened
   }
-  throw ConfigError(
-cat(resume, ": no checkpoint there; give a step folder, or a folder of them"));
+  throw ConfigError(cat(resume, ": no checkpoint there; give a step folder, or a folder of them"));
 }
 
 bool is_secret(std::string name) {

@@ -59,12 +59,12 @@ void convert(const char* source, DType from, char* destination, DType to, std::i
 }
 
 char* place_in(const StoredPiece& wanted, std::int64_t row, std::int64_t column) {
-  const std::int64_t index =
-      (row - wanted.piece.begin[0]) * wanted.piece.count[1] + (column - wanted.piece.begin[1]);
+  const std::int64_t index = (row - wanted.piece.begin[0]) * wanted.piece.count[1] + (column - wanted.piece.begin[1]);
   return static_cast<char*>(wanted.values.data) + index * dtype_bytes(wanted.values.dtype);
 }
 
-// Copies elements [first, first + num) of a stored piece, row-major, which lie at `memory`, to where `target` wants them.
+// Copies elements [first, first + num) of a stored piece, row-major, which lie at `memory`, to where `target` wants
+// them.
 void copy_elems(const ManifestPiece& piece, DType dtype, std::int64_t first, std::int64_t num, const char* memory,
                 const Target& target) {
   const std::int64_t width = piece.count[1];
@@ -121,8 +121,8 @@ class Loader {
     try {
       work();
     } catch (const std::exception& error) {
-      problems.add(cat("checkpoint ", folder_, " is damaged: ", manifest_.place_of(manifest_.pieces[i]), ": ",
-                       error.what()));
+      problems.add(
+          cat("checkpoint ", folder_, " is damaged: ", manifest_.place_of(manifest_.pieces[i]), ": ", error.what()));
     }
   }
 
@@ -176,9 +176,9 @@ class Loader {
     }
     for (const auto& [name, shape] : present) {
       if (wanted.contains(name)) continue;
-      const bool under_asked = std::any_of(groups_.begin(), groups_.end(), [&, &full = name](const TensorGroup& tensors) {
-        return full.starts_with(tensors.prefix + "/");
-      });
+      const bool under_asked =
+          std::any_of(groups_.begin(), groups_.end(),
+                      [&, &full = name](const TensorGroup& tensors) { return full.starts_with(tensors.prefix + "/"); });
       if (under_asked || rest_ == Checkpoint::Rest::refuse) {
         problems.push_back(cat("checkpoint ", folder_, ": ", name, " belongs to no tensor of the model"));
       } else {

@@ -94,7 +94,8 @@ std::string text(const Json& json, const char* name) {
 
 std::uint64_t hash(const Json& json, const char* what) {
   std::uint64_t value = 0;
-  if (!json.is_string() || !parse_hash(json.get_ref<const std::string&>(), value)) throw Error(cat(what, " is no hash"));
+  if (!json.is_string() || !parse_hash(json.get_ref<const std::string&>(), value))
+    throw Error(cat(what, " is no hash"));
   return value;
 }
 
@@ -132,7 +133,8 @@ ShardFile file_of(const Json& json) {
   for (const Json& block : list(json, "blocks")) {
     if (!block.is_array() || block.size() != 3) throw Error("a block is no list of three");
     file.blocks.push_back({integer(block[0], 0, file.num_bytes, "a block's offset"),
-                           integer(block[1], 1, most_block_bytes, "a block's bytes"), hash(block[2], "a block's hash")});
+                           integer(block[1], 1, most_block_bytes, "a block's bytes"),
+                           hash(block[2], "a block's hash")});
   }
   return file;
 }
@@ -228,7 +230,8 @@ std::int64_t Manifest::piece_bytes(const ManifestPiece& piece) const {
 }
 
 std::string dataset_name(const StoredTensor& tensor, const std::array<std::int64_t, 2>& begin) {
-  return tensor.shape.num_dims() == 2 ? cat(tensor.name, "/", begin[0], "_", begin[1]) : cat(tensor.name, "/", begin[0]);
+  return tensor.shape.num_dims() == 2 ? cat(tensor.name, "/", begin[0], "_", begin[1])
+                                      : cat(tensor.name, "/", begin[0]);
 }
 
 std::string Manifest::dataset_name(const ManifestPiece& piece) const {
@@ -277,14 +280,14 @@ std::vector<FileBlock> piece_parts(const Manifest& manifest, int file) {
 }
 
 std::string manifest_text(const Manifest& manifest) {
-  const Json json = {{"format", "PotatoChat checkpoint"},
-                     {"format_version", checkpoint_format_version},
-                     {"info", info_json(manifest.info)},
-                     {"index", {{"name", index_name}, {"bytes", manifest.index.num_bytes},
-                                {"xxh3", hash_text(manifest.index.hash)}}},
-                     {"tensors", tensors_json(manifest.tensors)},
-                     {"files", files_json(manifest.files)},
-                     {"pieces", pieces_json(manifest.pieces)}};
+  const Json json = {
+      {"format", "PotatoChat checkpoint"},
+      {"format_version", checkpoint_format_version},
+      {"info", info_json(manifest.info)},
+      {"index", {{"name", index_name}, {"bytes", manifest.index.num_bytes}, {"xxh3", hash_text(manifest.index.hash)}}},
+      {"tensors", tensors_json(manifest.tensors)},
+      {"files", files_json(manifest.files)},
+      {"pieces", pieces_json(manifest.pieces)}};
   // Texts of the environment need not be UTF-8.
   std::string rest = "\",\n" + json.dump(-1, ' ', false, Json::error_handler_t::replace).substr(1) + "\n";
   return std::string(hash_head) + hash_text(xxh3(rest)) + rest;
@@ -292,7 +295,9 @@ std::string manifest_text(const Manifest& manifest) {
 
 Manifest parse_manifest(const std::string& text, const std::string& path) {
   constexpr std::size_t hash_digits = 16;
-  const auto damaged = [&](const std::string& why) { return DamageError(cat("checkpoint ", path, " is damaged: ", why)); };
+  const auto damaged = [&](const std::string& why) {
+    return DamageError(cat("checkpoint ", path, " is damaged: ", why));
+  };
   std::uint64_t expected = 0;
   if (text.size() < hash_head.size() + hash_digits || !text.starts_with(hash_head) ||
       !parse_hash(std::string_view(text).substr(hash_head.size(), hash_digits), expected)) {
@@ -323,9 +328,9 @@ Manifest parse_manifest(const std::string& text, const std::string& path) {
     throw damaged(error.what());
   }
   throw ConfigError(cat("checkpoint ", path, " has format ", format, ", this program reads format ",
-                        checkpoint_format_version, format > checkpoint_format_version
-                            ? "; a newer potatochat wrote it, use that one or a later"
-                            : "; an older potatochat wrote it, use that one"));
+                        checkpoint_format_version,
+                        format > checkpoint_format_version ? "; a newer potatochat wrote it, use that one or a later"
+                                                           : "; an older potatochat wrote it, use that one"));
 }
 
 }  // namespace potato

@@ -50,7 +50,7 @@ class ShardReader {
   // `num_ranks`.
   void check_blocks(int rank, int num_ranks, Problems& problems);
 
-  static constexpr std::int64_t part_bytes = std::int64_t{1} << 20;
+  static constexpr std::int64_t part_bytes = std::int64_t{1} << 19;
 
  private:
   const FileDescriptor& opened(int file);

@@ -149,12 +149,7 @@ void save_agreed(const HostGroup& group, const Work& work) {
   }
 }
 
-// Offset and hash of each piece that a rank wrote, as bytes.
-struct WrittenPiece {
-  std::int64_t offset_bytes = -1;
-  std::uint64_t hash = 0;
-};
-
+// What a rank wrote, as a message.
 std::string as_bytes(const std::vector<WrittenPiece>& written) {
   return {reinterpret_cast<const char*>(written.data()), written.size() * sizeof(WrittenPiece)};
 }
@@ -251,12 +246,8 @@ std::string CheckpointSaver::save(std::span<const TensorGroup> groups, const Che
     });
     save_agreed(group_, [&] { shard.open(shard_path.string()); });
     pause();
-    std::vector<WrittenPiece> written(own.pieces.size());
-    save_agreed(group_, [&] {
-      shard.write(own.pieces, own.values, [&](std::size_t i, std::int64_t offset_bytes) {
-        written[i] = {offset_bytes, xxh3(own.values[i].data, own.values[i].num_bytes())};
-      });
-    });
+    std::vector<WrittenPiece> written;
+    save_agreed(group_, [&] { written = shard.write(own.pieces, own.values); });
     pause();
     save_agreed(group_, [&] { shard.close(); });
     // Each host brings what it wrote to the disk.
@@ -276,7 +267,8 @@ std::string CheckpointSaver::save(std::span<const TensorGroup> groups, const Che
         for (std::size_t i = 0; i < pieces.size(); ++i) {
           const PlannedPiece& piece = shard.plans()[rank][i];
           if (pieces[i].offset_bytes < 0) continue;
-          parts.push_back({pieces[i].offset_bytes, piece.num_elems() * dtype_bytes(piece.tensor.dtype), pieces[i].hash});
+          parts.push_back(
+              {pieces[i].offset_bytes, piece.num_elems() * dtype_bytes(piece.tensor.dtype), pieces[i].hash});
         }
       }
       described = file_text(describe_file(shard_path, std::move(parts)));

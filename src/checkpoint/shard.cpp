@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "potato/core/xxh3.hpp"
+
 namespace potato {
 
 namespace {
@@ -31,7 +33,8 @@ H5Properties access_of(const HostGroup& ranks, const SaveOptions& options, bool 
   constexpr hsize_t aligned_from_bytes = 65536;
   H5Properties access(PC_H5(H5Pcreate(H5P_FILE_ACCESS)));
   PC_H5(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_LATEST));
-  PC_H5(H5Pset_alignment(access.get(), aligned_from_bytes, static_cast<hsize_t>(std::max<std::int64_t>(1, options.alignment_bytes))));
+  PC_H5(H5Pset_alignment(access.get(), aligned_from_bytes,
+                         static_cast<hsize_t>(std::max<std::int64_t>(1, options.alignment_bytes))));
   if (!parallel || ranks.num_ranks() == 1) return access;
   MPI_Info hints = MPI_INFO_NULL;
   MPI_Info_create(&hints);
@@ -48,9 +51,9 @@ std::string plan_text(const std::vector<PlannedPiece>& pieces) {
   std::ostringstream out;
   for (const PlannedPiece& piece : pieces) {
     const Shape& shape = piece.tensor.shape;
-    out << piece.tensor.name << ' ' << static_cast<int>(piece.tensor.dtype) << ' ' << shape.num_dims() << ' ' << shape[0]
-        << ' ' << piece.tensor.num_columns() << ' ' << piece.begin[0] << ' ' << piece.begin[1] << ' ' << piece.count[0]
-        << ' ' << piece.count[1] << '\n';
+    out << piece.tensor.name << ' ' << static_cast<int>(piece.tensor.dtype) << ' ' << shape.num_dims() << ' '
+        << shape[0] << ' ' << piece.tensor.num_columns() << ' ' << piece.begin[0] << ' ' << piece.begin[1] << ' '
+        << piece.count[0] << ' ' << piece.count[1] << '\n';
   }
   return out.str();
 }
@@ -123,32 +126,59 @@ void ShardWriter::open(const std::string& path) {
   const H5Properties access = access_of(file_group_, options_, true);
   if (is_created_alone()) {
     file_ = H5File(PC_H5(H5Fopen(path.c_str(), H5F_ACC_RDWR, access.get())));
+    writeback_ = FileDescriptor(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     return;
   }
   file_ = H5File(PC_H5(H5Fcreate(path.c_str(), H5F_ACC_EXCL, H5P_DEFAULT, access.get())));
   create_datasets(file_.get());
 }
 
-void ShardWriter::write(const std::vector<PlannedPiece>& pieces, const std::vector<TensorView>& values,
-                        const std::function<void(std::size_t, std::int64_t)>& on_written) {
-  if (is_empty()) return;
-  if (!is_created_alone()) return write_together(values, on_written);
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const std::string name = dataset_name(pieces[i].tensor, pieces[i].begin);
-    const H5Dataset dataset(PC_H5(H5Dopen2(file_.get(), name.c_str(), H5P_DEFAULT)));
-    const haddr_t offset = H5Dget_offset(dataset.get());
-    PC_CHECK(offset != HADDR_UNDEF, name, " has no place in the file");
-    PC_H5(H5Dwrite(dataset.get(), memory_type(values[i].dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, values[i].data));
-    on_written(i, static_cast<std::int64_t>(offset));
+std::vector<WrittenPiece> ShardWriter::write(const std::vector<PlannedPiece>& pieces,
+                                             const std::vector<TensorView>& values) {
+  if (is_empty()) return {};
+  if (!is_created_alone()) return write_together(values);
+  std::vector<WrittenPiece> written;
+  for (std::size_t i = 0; i < pieces.size(); ++i) written.push_back(write_alone(pieces[i], values[i]));
+  return written;
+}
+
+// In parts that stay in the cache between hashing and writing. The disk begins with each part at once, so that the sync
+// at the end finds little left to do.
+WrittenPiece ShardWriter::write_alone(const PlannedPiece& piece, const TensorView& values) {
+  constexpr std::int64_t part_bytes = std::int64_t{1} << 20;
+  const std::string name = dataset_name(piece.tensor, piece.begin);
+  const H5Dataset dataset(PC_H5(H5Dopen2(file_.get(), name.c_str(), H5P_DEFAULT)));
+  const haddr_t offset = H5Dget_offset(dataset.get());
+  PC_CHECK(offset != HADDR_UNDEF, name, " has no place in the file");
+  const H5Space in_file(PC_H5(H5Dget_space(dataset.get())));
+  const std::int64_t row_bytes = piece.count[1] * dtype_bytes(values.dtype);
+  const std::int64_t rows_per_part = std::max<std::int64_t>(1, part_bytes / row_bytes);
+  std::vector<hsize_t> count = dims_of(piece);
+  std::vector<hsize_t> begin(count.size(), 0);
+  Xxh3 hash;
+  for (std::int64_t row = 0; row < piece.count[0]; row += rows_per_part) {
+    const std::int64_t num_rows = std::min(rows_per_part, piece.count[0] - row);
+    begin[0] = static_cast<hsize_t>(row);
+    count[0] = static_cast<hsize_t>(num_rows);
+    const H5Space in_memory(PC_H5(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr)));
+    PC_H5(H5Sselect_hyperslab(in_file.get(), H5S_SELECT_SET, begin.data(), nullptr, count.data(), nullptr));
+    const char* part = static_cast<const char*>(values.data) + row * row_bytes;
+    hash.add(part, num_rows * row_bytes);
+    PC_H5(H5Dwrite(dataset.get(), memory_type(values.dtype), in_memory.get(), in_file.get(), H5P_DEFAULT, part));
+    if (writeback_.is_open()) {
+      sync_file_range(writeback_.get(), static_cast<off64_t>(offset) + row * row_bytes, num_rows * row_bytes,
+                      SYNC_FILE_RANGE_WRITE);
+    }
   }
+  return {static_cast<std::int64_t>(offset), hash.value()};
 }
 
 // A rank that fails goes on taking part, so that no other waits for it.
-void ShardWriter::write_together(const std::vector<TensorView>& values,
-                                 const std::function<void(std::size_t, std::int64_t)>& on_written) {
+std::vector<WrittenPiece> ShardWriter::write_together(const std::vector<TensorView>& values) {
   H5Properties transfer(PC_H5(H5Pcreate(H5P_DATASET_XFER)));
   if (file_group_.num_ranks() > 1) PC_H5(H5Pset_dxpl_mpio(transfer.get(), H5FD_MPIO_COLLECTIVE));
   std::exception_ptr failure;
+  std::vector<WrittenPiece> written;
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
     for (std::size_t i = 0; i < plans_[rank].size(); ++i) {
       const PlannedPiece& piece = plans_[rank][i];
@@ -165,19 +195,21 @@ void ShardWriter::write_together(const std::vector<TensorView>& values,
         }
         PC_H5(H5Dwrite(dataset.get(), memory_type(piece.tensor.dtype), in_memory.get(), in_file.get(), transfer.get(),
                        is_own ? values[i].data : nullptr));
-        if (is_own) on_written(i, -1);
+        if (is_own) written.push_back({-1, xxh3(values[i].data, values[i].num_bytes())});
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
     }
   }
   if (failure) std::rethrow_exception(failure);
+  return written;
 }
 
 void ShardWriter::close() {
   if (is_empty()) return;
   PC_H5(H5Fflush(file_.get(), H5F_SCOPE_GLOBAL));
   PC_H5(H5Fclose(file_.release()));
+  writeback_ = FileDescriptor();
 }
 
 void ShardWriter::abandon() noexcept { file_ = H5File(); }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "h5.hpp"
 #include "manifest.hpp"
 #include "potato/checkpoint/save.hpp"
+#include "potato/core/posix_file.hpp"
 
 namespace potato {
 
@@ -19,6 +19,12 @@ struct PlannedPiece {
   std::array<std::int64_t, 2> count{0, 1};
 
   std::int64_t num_elems() const noexcept { return count[0] * count[1]; }
+};
+
+// Where it lies in its file, and the hash of its values.
+struct WrittenPiece {
+  std::int64_t offset_bytes = -1;  // −1: compressed
+  std::uint64_t hash = 0;
 };
 
 // As a message between ranks.
@@ -32,28 +38,29 @@ class ShardWriter {
   // `plans`: the pieces of each rank of the file, on its first rank. Collective over `file_group`.
   ShardWriter(const HostGroup& file_group, const SaveOptions& options, std::vector<std::vector<PlannedPiece>> plans);
 
-  bool is_empty() const noexcept { return num_bytes_ == 0; }           // then there is no file
-  std::int64_t num_bytes() const noexcept { return num_bytes_; }      // of values, uncompressed
+  bool is_empty() const noexcept { return num_bytes_ == 0; }      // then there is no file
+  std::int64_t num_bytes() const noexcept { return num_bytes_; }  // of values, uncompressed
   bool is_created_alone() const noexcept { return options_.deflate_level == 0; }
   const std::vector<std::vector<PlannedPiece>>& plans() const noexcept { return plans_; }  // on the first rank
 
   void create_alone(const std::string& path);  // first rank only
   void open(const std::string& path);          // collective
-  // Writes this rank's pieces and says of each where it lies in the file (−1: compressed). Collective if compressed.
-  void write(const std::vector<PlannedPiece>& pieces, const std::vector<TensorView>& values,
-             const std::function<void(std::size_t, std::int64_t)>& on_written);
+  // Writes this rank's pieces. Collective if compressed.
+  std::vector<WrittenPiece> write(const std::vector<PlannedPiece>& pieces, const std::vector<TensorView>& values);
   void close();             // flushes; collective
   void abandon() noexcept;  // after a failure; collective
 
  private:
   void create_datasets(hid_t file) const;
-  void write_together(const std::vector<TensorView>& values, const std::function<void(std::size_t, std::int64_t)>& on_written);
+  WrittenPiece write_alone(const PlannedPiece& piece, const TensorView& values);
+  std::vector<WrittenPiece> write_together(const std::vector<TensorView>& values);
 
   const HostGroup& file_group_;
   SaveOptions options_;
   std::vector<std::vector<PlannedPiece>> plans_;
   std::int64_t num_bytes_ = 0;
   H5File file_;
+  FileDescriptor writeback_;  // of the same file
 };
 
 }  // namespace potato

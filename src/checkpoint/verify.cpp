@@ -60,8 +60,8 @@ VerifyReport verify_checkpoint(const std::string& folder, const HostGroup& group
     check_pieces(folder, manifest, group, false, reader, problems);  // HDF5 opens files only now
     const std::string index = index_problem(folder, manifest, group);
     if (!index.empty() && group.rank() == 0) {
-      problems.add(cat("checkpoint ", folder, ": ", index,
-                       "; only other programs need it, the checkpoint can be loaded"));
+      problems.add(
+          cat("checkpoint ", folder, ": ", index, "; only other programs need it, the checkpoint can be loaded"));
     }
     group.agree(problems.texts());
   } catch (const ConfigError& error) {

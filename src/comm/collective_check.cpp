@@ -43,8 +43,9 @@ void CollectiveCheck::compare(CollectiveSignature signature) {
   PC_MPI(MPI_Allgather(&signature, sizeof(signature), MPI_BYTE, all_.data(), sizeof(signature), MPI_BYTE, comm_));
   for (std::size_t rank = 1; rank < all_.size(); ++rank) {
     if (all_[rank] == all_[0]) continue;
-    throw Error(cat("comm.check: collective ", signature.sequence, " on axis ", name_, " differs: rank ", world_ranks_[0],
-                    " does ", described(all_[0]), ", rank ", world_ranks_[rank], " does ", described(all_[rank])));
+    throw Error(cat("comm.check: collective ", signature.sequence, " on axis ", name_, " differs: rank ",
+                    world_ranks_[0], " does ", described(all_[0]), ", rank ", world_ranks_[rank], " does ",
+                    described(all_[rank])));
   }
 }
 

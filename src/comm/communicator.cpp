@@ -34,9 +34,8 @@ void Communicator::begin(FlightOp op, std::int64_t num_bytes, int peer, Stream& 
 
 void Communicator::end(Stream& stream) {
   if (recorder_ == nullptr || stream.device().kind != DeviceKind::cpu) return;
-  stream.enqueue([recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_)] {
-    recorder->end(lane, axis);
-  });
+  stream.enqueue(
+      [recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_)] { recorder->end(lane, axis); });
 }
 
 void Communicator::compare(FlightOp op, const ConstTensorView& x, std::int64_t detail, Stream& stream) {

@@ -106,8 +106,8 @@ std::vector<std::string> HostGroup::gather(const std::string& text, int root) co
   const LibraryScope library;
   std::vector<int> lengths = gather_lengths(text, comm_, num_ranks_);
   if (rank_ != root) {
-    PC_MPI(MPI_Gatherv(text.data(), narrow<int>(text.size()), MPI_CHAR, nullptr, nullptr, nullptr, MPI_CHAR, root,
-                       comm_));
+    PC_MPI(
+        MPI_Gatherv(text.data(), narrow<int>(text.size()), MPI_CHAR, nullptr, nullptr, nullptr, MPI_CHAR, root, comm_));
     return {};
   }
   Parts parts(std::move(lengths));

@@ -171,8 +171,8 @@ void check_precision(const PrecisionConfig& precision, OnNonfinite on_nonfinite,
 // checkpoint.files, and what depends on it.
 void check_files(const CheckpointConfig& checkpoint, std::int64_t num_ranks, std::vector<std::string>& problems) {
   const std::string& files = checkpoint.files;
-  const bool is_number =
-      !files.empty() && files.size() < 8 && std::all_of(files.begin(), files.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool is_number = !files.empty() && files.size() < 8 &&
+                         std::all_of(files.begin(), files.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (!is_number && files != "single" && files != "per_node" && files != "per_rank") {
     problems.push_back(
         cat("checkpoint.files = ", files, " is not valid: single, per_node, per_rank or a number of files is needed"));
@@ -200,8 +200,8 @@ void check_checkpoint(const CheckpointConfig& checkpoint, std::int64_t num_ranks
   }
   try {
     for (const auto& [name, value] : mpi_io_hints(checkpoint.hints)) {
-      const bool is_romio = name.starts_with("romio_") || name == "ind_rd_buffer_size" || name == "ind_wr_buffer_size" ||
-                            name == "cb_config_list";
+      const bool is_romio = name.starts_with("romio_") || name == "ind_rd_buffer_size" ||
+                            name == "ind_wr_buffer_size" || name == "cb_config_list";
       if (!is_romio || checkpoint.io == MpiIo::romio321) continue;
       problems.push_back(cat("checkpoint.hints: ", name, " is a hint of ROMIO, but checkpoint.io = ",
                              to_text(checkpoint.io), " uses OMPIO, which ignores it; choose checkpoint.io = romio321"));
@@ -214,8 +214,7 @@ void check_checkpoint(const CheckpointConfig& checkpoint, std::int64_t num_ranks
                            " has no effect with checkpoint.keep_last = 0, which keeps all; remove it"));
   }
   if (checkpoint.load == CheckpointLoad::weights && checkpoint.resume == "none") {
-    problems.emplace_back(
-        "checkpoint.load = weights needs a checkpoint: checkpoint.resume = PATH, or latest");
+    problems.emplace_back("checkpoint.load = weights needs a checkpoint: checkpoint.resume = PATH, or latest");
   }
 }
 

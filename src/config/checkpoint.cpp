@@ -47,7 +47,8 @@ std::vector<std::pair<std::string, std::string>> mpi_io_hints(const std::string&
     const std::size_t equals = pair.find('=');
     if (equals == std::string::npos || trimmed(pair.substr(0, equals)).empty() ||
         trimmed(pair.substr(equals + 1)).empty()) {
-      throw ConfigError(cat("checkpoint.hints: cannot read \"", pair, "\"; name=value pairs, separated by ;, are needed"));
+      throw ConfigError(
+          cat("checkpoint.hints: cannot read \"", pair, "\"; name=value pairs, separated by ;, are needed"));
     }
     pairs.emplace_back(trimmed(pair.substr(0, equals)), trimmed(pair.substr(equals + 1)));
   }

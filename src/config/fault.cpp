@@ -9,11 +9,13 @@
 namespace potato {
 
 Fault parse_fault(const std::string& text) {
-  constexpr std::array<std::pair<const char*, Fault::Kind>, 5> kinds = {{{"skip_collective", Fault::Kind::skip_collective},
-                                                                         {"data_sleep", Fault::Kind::data_sleep},
-                                                                         {"stop", Fault::Kind::stop},
-                                                                         {"slow", Fault::Kind::slow},
-                                                                         {"nan", Fault::Kind::nan}}};
+  constexpr std::array<std::pair<const char*, Fault::Kind>, 6> kinds = {
+      {{"skip_collective", Fault::Kind::skip_collective},
+       {"data_sleep", Fault::Kind::data_sleep},
+       {"stop", Fault::Kind::stop},
+       {"slow", Fault::Kind::slow},
+       {"nan", Fault::Kind::nan},
+       {"kernel_sleep", Fault::Kind::kernel_sleep}}};
   Fault fault;
   if (text == "none") return fault;
   std::istringstream in(text);
@@ -27,7 +29,7 @@ Fault parse_fault(const std::string& text) {
   }
   if (fault.kind == Fault::Kind::none) {
     throw ConfigError(cat("run.debug_fault = ", text, " is not valid: none or RANK:STEP:KIND is needed, KIND being ",
-                          "skip_collective, data_sleep, stop, slow or nan"));
+                          "skip_collective, data_sleep, kernel_sleep, stop, slow or nan"));
   }
   return fault;
 }

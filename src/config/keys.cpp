@@ -37,8 +37,7 @@ const Names<AttentionKernel> attention_names = {
     {AttentionKernel::automatic, "auto"}, {AttentionKernel::own, "own"}, {AttentionKernel::cudnn, "cudnn"}};
 const Names<GradientDType> gradient_names = {
     {GradientDType::fp32, "fp32"}, {GradientDType::bf16, "bf16"}, {GradientDType::fp16, "fp16"}};
-const Names<MpiIo> io_names = {
-    {MpiIo::automatic, "auto"}, {MpiIo::ompio, "ompio"}, {MpiIo::romio321, "romio321"}};
+const Names<MpiIo> io_names = {{MpiIo::automatic, "auto"}, {MpiIo::ompio, "ompio"}, {MpiIo::romio321, "romio321"}};
 const Names<OnNonfinite> nonfinite_names = {{OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}};
 const Names<CheckpointLoad> load_names = {{CheckpointLoad::full, "full"}, {CheckpointLoad::weights, "weights"}};
 const Names<OffloadTarget> offload_names = {{OffloadTarget::none, "none"}, {OffloadTarget::cpu, "cpu"}};
@@ -236,8 +235,10 @@ std::vector<ConfigKey> make_keys() {
                  "For tests: the loss gradient of this step is infinite. 0: never."),
       PC_INTEGER(run, debug_slow_save_ms, 0, "ms", "For tests: a pause between the phases of a save."),
       PC_TEXT(run, debug_fault, "none | RANK:STEP:KIND",
-              "For tests: one rank skips a collective (skip_collective), sleeps in its data loading (data_sleep), stops "
-              "itself (stop), gets infinite gradients (nan) in a step, or is slow from it on (slow)."),
+              "For tests: one rank skips a collective (skip_collective), sleeps in its data loading (data_sleep) or in "
+              "a kernel "
+              "(kernel_sleep), stops itself (stop), gets infinite gradients (nan) in a step, or is slow from it on "
+              "(slow)."),
 
       PC_TEXT(model, family, "gpt2", "Architecture."),
       PC_BOUNDED(model, num_layers, 1, 100'000, "layers", "Transformer layers."),
@@ -291,9 +292,10 @@ std::vector<ConfigKey> make_keys() {
            "Part of the data held out: every (1 / fraction)-th block of 65,536 tokens. 0: none."),
 
       PC_BOUNDED(train, steps, 1, 1'000'000'000, "steps", "Optimizer steps, counted from the run's very first."),
-      PC_CHOICE(train, on_nonfinite, nonfinite_names,
-                "When loss or gradient norm is not finite. stop: the run ends and names the first tensor; skip: the step "
-                "changes nothing and the run goes on, up to precision.consecutive_skips_limit in a row."),
+      PC_CHOICE(
+          train, on_nonfinite, nonfinite_names,
+          "When loss or gradient norm is not finite. stop: the run ends and names the first tensor; skip: the step "
+          "changes nothing and the run goes on, up to precision.consecutive_skips_limit in a row."),
       PC_BOUNDED(train, sequence_length, 1, 10'000'000, "tokens", "Tokens of a sample."),
       PC_BOUNDED(train, global_batch_size, 1, 10'000'000, "sequences",
                  "Samples of a step, over all data ranks and micro-batches."),
@@ -339,7 +341,8 @@ std::vector<ConfigKey> make_keys() {
                 "static table of dtype and shape, so that runs repeat."),
 
       PC_INTEGER(checkpoint, every_steps, 0, "steps", "Save every so many steps. 0: only at the end."),
-      PC_NOT_NEGATIVE(checkpoint, every_minutes, "min", "Save when so much time has passed since the last save. 0: never."),
+      PC_NOT_NEGATIVE(checkpoint, every_minutes, "min",
+                      "Save when so much time has passed since the last save. 0: never."),
       PC_BOOLEAN(checkpoint, at_end, "Save after the last step."),
       PC_TEXT(checkpoint, resume, "none | latest | PATH",
               "Go on from a checkpoint, made on any grid. latest: the newest good one of run.dir."),

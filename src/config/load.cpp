@@ -21,7 +21,8 @@ namespace {
 namespace po = boost::program_options;
 
 constexpr const char* usage =
-    "usage: potatochat CONFIG.ini [--section.key=value ...], or potatochat verify CHECKPOINT; potatochat --help lists all "
+    "usage: potatochat CONFIG.ini [--section.key=value ...], or potatochat verify CHECKPOINT; potatochat --help lists "
+    "all "
     "keys";
 
 std::string trimmed(const std::string& text) {
@@ -129,8 +130,8 @@ void resolve_defaults(Config& config) {
     const char* given = std::getenv("NCCL_TIMEOUT");
     config.comm.timeout_s = given == nullptr ? default_timeout_s : std::atof(given);
     if (config.comm.timeout_s <= 0) {
-      throw ConfigError(cat("NCCL_TIMEOUT = ", given, " of the environment is no number of seconds; change it, or give ",
-                            "comm.timeout_s"));
+      throw ConfigError(cat("NCCL_TIMEOUT = ", given,
+                            " of the environment is no number of seconds; change it, or give ", "comm.timeout_s"));
     }
   }
   if (config.data.cache_dir.empty()) config.data.cache_dir = config.run.dir + "/cache";

@@ -32,7 +32,8 @@ std::string help_text() {
   std::string text =
       "PotatoChat trains GPT-2 style language models on a data x tensor x pipeline grid of MPI ranks.\n\n"
       "  mpirun -np 8 potatochat inputs/config.ini [--section.key=value ...]\n"
-      "  mpirun -np 8 potatochat verify run/checkpoints/step-00000200    whether checkpoints are as they were written\n\n"
+      "  mpirun -np 8 potatochat verify run/checkpoints/step-00000200    whether checkpoints are as they were "
+      "written\n\n"
       "  --print-config       show the resolved configuration and leave\n"
       "  --config-reference   write docs/configuration.md to the standard output\n"
       "  --version, --help\n\n"

@@ -25,14 +25,14 @@ std::int64_t number(Enum value) {
 }  // namespace
 
 const char* flight_name(FlightPhase phase) {
-  constexpr std::array<const char*, 8> names = {"starting",   "loading data", "enqueueing a step",
-                                                "waiting for its streams", "evaluating", "saving",
-                                                "sampling",   "ending"};
+  constexpr std::array<const char*, 8> names = {
+      "starting",   "loading data", "enqueueing a step", "waiting for its streams",
+      "evaluating", "saving",       "sampling",          "ending"};
   return number(phase) >= 0 && number(phase) < std::ssize(names) ? names[static_cast<std::size_t>(phase)] : "unknown";
 }
 
 const char* flight_name(FlightOp op) {
-  constexpr std::array<const char*, 7> names = {"nothing",        "all-reduce", "all-gather", "reduce-scatter",
+  constexpr std::array<const char*, 7> names = {"nothing",   "all-reduce", "all-gather", "reduce-scatter",
                                                 "broadcast", "send",       "receive"};
   return number(op) >= 0 && number(op) < std::ssize(names) ? names[static_cast<std::size_t>(op)] : "unknown";
 }
@@ -71,7 +71,8 @@ FlightRecorder::FlightRecorder(const std::string& folder, const FlightIdentity& 
   record_->coordinates = identity.coordinates;
   ::gethostname(record_->host.data(), record_->host.size() - 1);
   std::snprintf(record_->text.data(), record_->text.size(), "pid %lld rank %lld host %s\n",
-                static_cast<long long>(record_->pid), static_cast<long long>(record_->world_rank), record_->host.data());
+                static_cast<long long>(record_->pid), static_cast<long long>(record_->world_rank),
+                record_->host.data());
   set_phase(FlightPhase::starting);
 }
 

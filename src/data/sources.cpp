@@ -7,8 +7,8 @@
 #include <map>
 #include <string_view>
 
-#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
+#include "potato/core/posix_file.hpp"
 
 namespace potato {
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <span>
 
-#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
 #include "potato/core/hash.hpp"
+#include "potato/core/posix_file.hpp"
 #include "potato/data/token_file.hpp"
 #include "potato/data/tokenizer.hpp"
 

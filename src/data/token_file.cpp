@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstring>
 
-#include "potato/core/posix_file.hpp"
 #include "potato/core/error.hpp"
+#include "potato/core/posix_file.hpp"
 
 namespace potato {
 

@@ -16,8 +16,8 @@ void print(const VerifyReport& report, double seconds) {
   if (report.problems.empty()) {
     std::printf("good     %s: step %lld, %d file(s), %lld tensors in %lld pieces, %.3f GB in %.2f s (%.2f GB/s)\n",
                 report.folder.c_str(), static_cast<long long>(report.info.step), report.num_files,
-                static_cast<long long>(report.num_tensors), static_cast<long long>(report.num_pieces), gigabytes, seconds,
-                gigabytes / seconds);
+                static_cast<long long>(report.num_tensors), static_cast<long long>(report.num_pieces), gigabytes,
+                seconds, gigabytes / seconds);
     std::printf("         saved on %s in %s by %s\n", report.info.grid.c_str(), report.info.dtype.c_str(),
                 report.info.versions.c_str());
   } else {

@@ -116,8 +116,8 @@ Progress Checkpoints::load(Engine& engine, const std::string& path, const Checkp
   const CheckpointInfo& then = checkpoint.info();
   world_.agree(signature_differences(then.model_signature, now.model_signature, path));
   const std::vector<TensorGroup> groups = engine.fetch_state();
-  const LoadReport report = only_weights ? checkpoint.load(std::span(groups).first(1), Checkpoint::Rest::leave_out)
-                                         : checkpoint.load(groups);
+  const LoadReport report =
+      only_weights ? checkpoint.load(std::span(groups).first(1), Checkpoint::Rest::leave_out) : checkpoint.load(groups);
   engine.restore_state();
   const double seconds = now_s() - start_s;
   if (only_weights) {
@@ -126,9 +126,9 @@ Progress Checkpoints::load(Engine& engine, const std::string& path, const Checkp
     world_.run_agreed([&] { restore_scaler(engine.loss_scaler(), then, path); });
     print_(cat("resume      ", path, ": step ", then.step, ", sample ", then.next_sample));
   }
-  print_(cat("            tensors: ", report.loaded.size(), " loaded, 0 missing, 0 unexpected, ", report.left_out.size(),
-             " left out (", only_weights ? "the optimizer's" : "none", "); ", bytes_text(report.num_bytes), " verified in ",
-             std::round(100 * seconds) / 100, " s"));
+  print_(cat("            tensors: ", report.loaded.size(), " loaded, 0 missing, 0 unexpected, ",
+             report.left_out.size(), " left out (", only_weights ? "the optimizer's" : "none", "); ",
+             bytes_text(report.num_bytes), " verified in ", std::round(100 * seconds) / 100, " s"));
   if (!checkpoint.index_problem().empty()) {
     print_(cat("            ", checkpoint.index_problem(), ": only other programs need it"));
   }
@@ -181,8 +181,10 @@ bool Checkpoints::save(Engine& engine, const CheckpointInfo& info) {
     print_("checkpoint  waiting for the one before");
     report(in_background_.get());
   }
-  print_(cat("checkpoint  step ", info.step, " queued"));
-  in_background_ = std::async(std::launch::async, [this, &engine, groups = engine.begin_snapshot(), info, start_s] {
+  auto groups = engine.begin_snapshot();
+  print_(cat("checkpoint  step ", info.step, " queued, training was held up for ",
+             std::round(1e5 * (now_s() - start_s)) / 1e2, " ms"));
+  in_background_ = std::async(std::launch::async, [this, &engine, groups = std::move(groups), info, start_s] {
     const LibraryScope scope;
     try {
       engine.wait_for_snapshot();

@@ -1,9 +1,11 @@
 #include "potato/train/engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <thread>
 
 #include "potato/kernels/attention.hpp"
 #include "potato/kernels/elementwise.hpp"
@@ -190,7 +192,15 @@ Engine::Engine(const Config& config, GridCommunicators grid, Device device, cons
   for (const Pass& pass : forward_passes_) stage_->append_uses(pass, evaluation_uses_);
   for (const Pass& pass : one_micro_batch()) stage_->append_uses(pass, sampling_uses_);
   shards_changed();
-  if (config.checkpoint.async) snapshots_.emplace(device, stream_options(config, grid_, "snapshot", on_stream_error));
+  if (config.checkpoint.async) {
+    snapshots_.emplace(device, stream_options(config, grid_, "snapshot", on_stream_error));
+    for (std::size_t i = 0; i < num_state_blocks; ++i) {
+      const TensorView block = state_blocks()[i];
+      state_copies_[i] = Tensor(arena(Owner::snapshot), block.dtype, block.shape);
+      // Memory that was never touched is slow at first; a GPU's is pinned, and was.
+      if (device.kind == DeviceKind::cpu) zero(state_copies_[i], *snapshots_);
+    }
+  }
   executor_.emplace(*grid_.pipeline, compute_, static_cast<int>(config.parallel.virtual_chunks));
 
   Arena& buffers = arena(Owner::buffers);
@@ -332,6 +342,10 @@ double Engine::evaluate(int buffer, std::int64_t first_sample) {
   if (device_.kind == DeviceKind::dry) return 0;
   read_requests(scalars_.host().as<double>());
   return scalars_.host().as<double>()[0];
+}
+
+void Engine::stall_compute() {
+  compute_.enqueue([] { std::this_thread::sleep_for(std::chrono::hours(1)); });
 }
 
 void Engine::send_requests(const TensorView& scalars) {

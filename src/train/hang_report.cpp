@@ -108,8 +108,8 @@ std::string op_text(const RankState::Lane& lane) {
 
 // What the rank does or did last.
 std::string doing(const RankState& state) {
-  std::string text = cat("step ", state.step, ", main thread ", flight_name(state.phase), " for ",
-                         std::lround(state.phase_s), " s");
+  std::string text =
+      cat("step ", state.step, ", main thread ", flight_name(state.phase), " for ", std::lround(state.phase_s), " s");
   const RankState::Lane& compute = state.lanes[0];
   if (compute.pass != FlightPass::none) text += cat("; last ", pass_text(compute));
   for (const RankState::Lane& lane : state.lanes) {

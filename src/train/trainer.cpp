@@ -177,8 +177,9 @@ void Trainer::open_data() {
 
 void Trainer::make_engine() {
   const std::string device = gpus_ ? cat(device_name(device_), " ", gpus_->place.name) : device_name(device_);
-  for (const std::string& line : world_.all_gather(cat(
-           "rank ", world_.rank(), ": ", topology_.host_of_rank[static_cast<std::size_t>(world_.rank())], ", ", device))) {
+  for (const std::string& line :
+       world_.all_gather(cat("rank ", world_.rank(), ": ",
+                             topology_.host_of_rank[static_cast<std::size_t>(world_.rank())], ", ", device))) {
     hosts_ += line + "\n";
   }
   planned_ = planned_bytes(config_, shape_, world_.rank(), device_.kind);
@@ -201,7 +202,8 @@ void Trainer::make_engine() {
           on_fatal(std::make_exception_ptr(Error(trouble)));
         };
         const auto all = engine_->grid().all();
-        watch_ = std::make_shared<NcclWatch>(std::vector<Communicator*>(all.begin(), all.end()), config_.comm.timeout_s, end_job);
+        watch_ = std::make_shared<NcclWatch>(std::vector<Communicator*>(all.begin(), all.end()), config_.comm.timeout_s,
+                                             end_job);
       }
       return;
     }
@@ -225,8 +227,8 @@ CheckpointInfo Trainer::checkpoint_info() const {
   info.environment = masked_environment();
   info.hosts = hosts_;
   info.grid = cat("data ", shape_.data, " x tensor ", shape_.tensor, " x pipeline ", shape_.pipeline);
-  info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version(), ", ",
-                      hdf5_version(), ", ", cuda_library_versions());
+  info.versions = cat("PotatoChat ", version(), " (", git_commit(), "), ", mpi_library_version(), ", ", hdf5_version(),
+                      ", ", cuda_library_versions());
   info.fingerprint = numerics_fingerprint(config_, shape_, gpus_ ? &*gpus_ : nullptr);
   info.dtype = to_text(config_.precision.dtype);
   info.loss_scaler = scaler_json(engine_->loss_scaler().state());
@@ -274,12 +276,12 @@ StepResult Trainer::train_step() {
   data_s_ += now_s() - start_s;
   recorder_->set_phase(FlightPhase::enqueueing);
   engine_->set_requests(requests_.poll());
-  const bool overflows = progress_.step + 1 == config_.run.debug_overflow_step ||
-                         (fault_.kind == Fault::Kind::nan && fault_.rank == world_.rank() &&
-                          progress_.step + 1 == fault_.step);
+  const bool overflows =
+      progress_.step + 1 == config_.run.debug_overflow_step ||
+      (fault_.kind == Fault::Kind::nan && fault_.rank == world_.rank() && progress_.step + 1 == fault_.step);
   engine_->enqueue_step(buffer_, progress_.next_sample, count_targets(data_->train(), progress_.next_sample),
-                        learning_rate_at(config_.optimizer, config_.train.steps, progress_.updates), progress_.updates + 1,
-                        overflows);
+                        learning_rate_at(config_.optimizer, config_.train.steps, progress_.updates),
+                        progress_.updates + 1, overflows);
   // While the streams work, the host reads the next batch into the other buffer.
   progress_.next_sample += config_.train.global_batch_size;
   buffer_ = (buffer_ + 1) % Engine::num_batch_buffers;
@@ -315,7 +317,8 @@ double Trainer::evaluate(std::int64_t max_batches) {
     num_targets += count_targets(*source, i * batch_size);
     pending_ |= engine_->agreed_requests();
     if (must_stop()) {
-      if (reporter_) reporter_->line(cat("eval ", progress_.step, " was cut short after ", i + 1, " of ", num_batches, " batches"));
+      if (reporter_)
+        reporter_->line(cat("eval ", progress_.step, " was cut short after ", i + 1, " of ", num_batches, " batches"));
       return std::numeric_limits<double>::quiet_NaN();
     }
   }
@@ -399,6 +402,7 @@ void Trainer::play_fault() {
   if (fault_.kind == Fault::Kind::slow) std::this_thread::sleep_for(std::chrono::milliseconds(40));
   if (fault_.kind == Fault::Kind::data_sleep && is_step) std::this_thread::sleep_for(for_ever);
   if (fault_.kind == Fault::Kind::stop && is_step) ::raise(SIGSTOP);
+  if (fault_.kind == Fault::Kind::kernel_sleep && is_step) engine_->stall_compute();
   if (fault_.kind == Fault::Kind::skip_collective && is_step) engine_->skip_next_world_reduce();
 }
 
@@ -435,8 +439,8 @@ int Trainer::run() {
   saved_step_ = progress_.step;
   const bool has_validation = data_->validation() != nullptr;
   if (progress_.step >= config_.train.steps) {
-    reporter_->line(cat("nothing to train: the checkpoint is at step ", progress_.step,
-                        " of train.steps = ", config_.train.steps));
+    reporter_->line(
+        cat("nothing to train: the checkpoint is at step ", progress_.step, " of train.steps = ", config_.train.steps));
   }
   const double start_s = now_s();
   const CommStats traffic_before = engine_->grid().data->stats();
@@ -463,7 +467,9 @@ int Trainer::run() {
   recorder_->set_phase(FlightPhase::saving);
   const bool all_saved = checkpoints_->finish();
   recorder_->set_phase(FlightPhase::ending);
-  const int exit_code = !all_saved ? 1 : (pending_ & request_requeue) != 0 ? narrow<int>(config_.run.requeue_exit_code) : 0;
+  const int exit_code = !all_saved                          ? 1
+                        : (pending_ & request_requeue) != 0 ? narrow<int>(config_.run.requeue_exit_code)
+                                                            : 0;
   if (must_stop()) say_why_it_stops(exit_code);
   print_end();
   return exit_code;

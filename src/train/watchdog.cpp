@@ -155,8 +155,8 @@ void Watchdog::report() {
   const auto suspects =
       sort_by_suspicion(read_rank_states(options_.folder, options_.shape, host_name()), options_.shape);
   write_stacks(cat(FlightRecorder::path(options_.folder, options_.world_rank), ".stack"));
-  const std::string line = cat("hang: nothing has moved for ", options_.timeout_s, " s (comm.timeout_s): ",
-                               accusation(suspects.front()));
+  const std::string line =
+      cat("hang: nothing has moved for ", options_.timeout_s, " s (comm.timeout_s): ", accusation(suspects.front()));
   const int file = ::open((options_.folder + report_file).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file < 0) {
     // Another rank reports and ends the job; if it cannot, this one does.
@@ -164,8 +164,8 @@ void Watchdog::report() {
     on_hang_(line);
     return;
   }
-  const std::string text = cat(line, "\n", hang_table(suspects), "stacks of each rank's threads: ", options_.folder,
-                               "/rank-N.stack\n");
+  const std::string text =
+      cat(line, "\n", hang_table(suspects), "stacks of each rank's threads: ", options_.folder, "/rank-N.stack\n");
   std::fprintf(stderr, "potatochat: %s", text.c_str());
   std::fflush(stderr);
   if (::write(file, text.data(), text.size()) < 0) std::perror("potatochat: the hang report");

@@ -131,7 +131,7 @@ start 2 --checkpoint.async=true --checkpoint.every_steps=20 --train.steps=60 --r
 ended
 expect_exit 0
 for step in 20 40 60; do
-  expect_once "checkpoint +step $step queued"
+  expect_once "checkpoint +step $step queued, training was held up for [0-9.e-]+ ms"
   expect_once "step-000000$step committed in"
 done
 expect_text 'waiting for the one before'

@@ -1,6 +1,6 @@
 // A made-up model that is saved by some ranks and loaded by others: a split of it over `num_parts` ranks has rows and
-// columns cut unevenly, empty pieces, three tensors fused in one storage, a replica on every rank, and a tensor that only
-// the last rank knows.
+// columns cut unevenly, empty pieces, three tensors fused in one storage, a replica on every rank, and a tensor that
+// only the last rank knows.
 #pragma once
 
 #include <mpi.h>
@@ -268,14 +268,14 @@ inline SaveOptions options_of(const HostGroup& group, const std::string& files, 
 
 // Saves the values of set_values(seed) at `step`, whatever the replicas hold.
 inline std::string save(const std::string& folder, const HostGroup& group, std::int64_t step, std::uint64_t seed,
-                 const Layout& layout, const SaveOptions& options) {
+                        const Layout& layout, const SaveOptions& options) {
   Model model(layout);
   model.set_values(seed);
   model.spoil_replicas();
   return CheckpointSaver(folder, group, options).save(model.groups(), info_at(step));
 }
 inline std::string save(const std::string& folder, const HostGroup& group, std::int64_t step, std::uint64_t seed,
-                 const Layout& layout) {
+                        const Layout& layout) {
   return save(folder, group, step, seed, layout, options_of(group, "per_rank"));
 }
 inline std::string save(const std::string& folder, const HostGroup& group, std::int64_t step, std::uint64_t seed) {
@@ -283,7 +283,7 @@ inline std::string save(const std::string& folder, const HostGroup& group, std::
 }
 
 inline std::int64_t num_wrong_after_load(const std::string& path, const HostGroup& group, std::uint64_t seed,
-                                  const Layout& layout) {
+                                         const Layout& layout) {
   Model model(layout);
   Checkpoint(path, group).load(model.groups());
   return model.num_wrong(seed);
@@ -311,6 +311,5 @@ inline std::vector<std::string> names_in(const std::string& folder) {
 }
 
 inline void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
-
 
 }  // namespace potato::test

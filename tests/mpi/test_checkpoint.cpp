@@ -54,7 +54,8 @@ TEST_CASE("only writers write, and every rank reads its replicas", "[checkpoint]
   layout.writes = world.rank() < num_parts;
   Model model(layout);
   model.set_values(layout.writes ? 5 : 666);
-  const std::string path = CheckpointSaver(folder / "c", world, options_of(world, "single")).save(model.groups(), info_at(1));
+  const std::string path =
+      CheckpointSaver(folder / "c", world, options_of(world, "single")).save(model.groups(), info_at(1));
   CHECK(num_wrong_after_load(path, world, 5, layout) == 0);
 }
 
@@ -229,7 +230,8 @@ TEST_CASE("every way to cut and compress files holds the same", "[checkpoint][sa
       folder.on_root([&] {
         const auto names = names_in(path);
         const auto num_shards =
-            std::count_if(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".h5"); }) - 1;
+            std::count_if(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".h5"); }) -
+            1;
         CHECK(num_shards == options.num_files);
       });
     }

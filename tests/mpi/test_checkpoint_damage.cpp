@@ -65,8 +65,7 @@ TEST_CASE("each kind of damage has its message on all ranks, and nothing is load
       });
       INFO(what << ", deflate " << level);
       Model model(layout);
-      const std::string text =
-          problem_of<ConfigError>(world, [&] { Checkpoint(bad, world).load(model.groups()); });
+      const std::string text = problem_of<ConfigError>(world, [&] { Checkpoint(bad, world).load(model.groups()); });
       CHECK_THAT(text, ContainsSubstring(bad));
       const VerifyReport report = verify_checkpoint(bad, world);
       REQUIRE(!report.problems.empty());
@@ -166,7 +165,8 @@ TEST_CASE("mutated checkpoints are never loaded wrong", "[checkpoint][sanitize][
   std::vector<std::string> originals;
   std::vector<std::string> names;
   const auto prepare = [&](int level) {
-    const std::string good = save(folder / cat("c", level), *alone, 1, 1, Layout{}, options_of(*alone, "single", level));
+    const std::string good =
+        save(folder / cat("c", level), *alone, 1, 1, Layout{}, options_of(*alone, "single", level));
     fs::remove_all(bad);
     fs::copy(good, bad);
     names = {"manifest.json", "shard-00000-of-00001.h5"};

@@ -146,3 +146,43 @@ TEST_CASE("a mistake on one rank reaches all, each text once", "[comm][sanitize]
     CHECK(error.problems().size() == 1);
   }
 }
+
+TEST_CASE("comm.check names the first difference between ranks, on all of them", "[comm][sanitize]") {
+  Ranks r;
+  if (r.num_ranks == 1) return;
+  const bool last = r.rank == r.num_ranks - 1;
+  std::vector<float> x(100);
+  std::vector<double> y(100);
+  const auto problem = [&](const auto& collective) {
+    r.comm->set_check(std::make_unique<CollectiveCheck>(MPI_COMM_WORLD, "world", nullptr));
+    r.comm->all_reduce(Ranks::view(x), ReduceOp::sum, r.stream);
+    r.stream.synchronize();  // nothing to complain of
+    std::string text;
+    Stream stream{cpu, StreamOptions{.name = "comm", .on_error = {}}};
+    try {
+      collective(stream);
+      stream.synchronize();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    CHECK_THAT(text, ContainsSubstring("collective 2 on axis world differs: rank 0 does all-reduce of 100 fp32"));
+    return text;
+  };
+  const std::string name = cat("rank ", r.num_ranks - 1, " does ");
+  CHECK_THAT(problem([&](Stream& stream) {
+               r.comm->all_reduce(Ranks::view(x).rows(0, last ? 99 : 100), ReduceOp::sum, stream);
+             }),
+             ContainsSubstring(name + "all-reduce of 99 fp32"));
+  CHECK_THAT(problem([&](Stream& stream) {
+               r.comm->all_reduce(last ? Ranks::view(y) : Ranks::view(x), ReduceOp::sum, stream);
+             }),
+             ContainsSubstring(name + "all-reduce of 100 fp64"));
+  CHECK_THAT(problem([&](Stream& stream) {
+               if (last) {
+                 r.comm->broadcast(Ranks::view(x), 0, stream);
+               } else {
+                 r.comm->all_reduce(Ranks::view(x), ReduceOp::sum, stream);
+               }
+             }),
+             ContainsSubstring(name + "broadcast of 100 fp32"));
+}

@@ -1,8 +1,8 @@
 // Reading checkpoints: any grid's, whatever grid reads them.
 //
-// The manifest says what lies where. Before anything is used every byte of every file has been hashed, each by one rank:
-// a rank that needs a whole piece hashes it as it reads it, the rest is dealt out. Contiguous datasets are read at
-// their places in the file, without HDF5; compressed ones through HDF5, once their file's hash was right.
+// The manifest says what lies where. Before anything is used every byte of every file has been hashed, each by one
+// rank: a rank that needs a whole piece hashes it as it reads it, the rest is dealt out. Contiguous datasets are read
+// at their places in the file, without HDF5; compressed ones through HDF5, once their file's hash was right.
 #pragma once
 
 #include <memory>

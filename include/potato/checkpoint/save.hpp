@@ -36,9 +36,9 @@ class CheckpointSaver {
   // Collective over `group`.
   CheckpointSaver(std::string folder, const HostGroup& group, SaveOptions options);
 
-  // Collective over the group. Each rank writes the pieces that it has to. Throws SaveError on all ranks where a disk is
-  // too small (needed and free bytes) or anything fails, and Error where the written pieces do not cover every tensor.
-  // Returns the committed folder.
+  // Collective over the group. Each rank writes the pieces that it has to. Throws SaveError on all ranks where a disk
+  // is too small (needed and free bytes) or anything fails, and Error where the written pieces do not cover every
+  // tensor. Returns the committed folder.
   std::string save(std::span<const TensorGroup> groups, const CheckpointInfo& info) const;
 
  private:

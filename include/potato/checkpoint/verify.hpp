@@ -16,7 +16,7 @@ struct VerifyReport {
   int num_files = 0;
   std::int64_t num_tensors = 0;
   std::int64_t num_pieces = 0;
-  std::int64_t num_bytes = 0;  // of all files
+  std::int64_t num_bytes = 0;         // of all files
   std::vector<std::string> problems;  // empty where all is well
 };
 

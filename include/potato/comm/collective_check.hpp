@@ -33,8 +33,8 @@ class CollectiveCheck {
   CollectiveCheck(const CollectiveCheck&) = delete;
   CollectiveCheck& operator=(const CollectiveCheck&) = delete;
 
-  // Enqueues the comparison; it throws Error on the stream, on all ranks, naming the first rank that differs from rank 0
-  // of the group, and in what. Sequence and step are filled in here.
+  // Enqueues the comparison; it throws Error on the stream, on all ranks, naming the first rank that differs from rank
+  // 0 of the group, and in what. Sequence and step are filled in here.
   void enqueue(CollectiveSignature signature, Stream& stream);
 
  private:

@@ -127,16 +127,16 @@ struct CheckpointConfig {
   bool at_end = true;
   std::string resume = "none";  // "none", "latest" or a path
   CheckpointLoad load = CheckpointLoad::full;
-  std::string files = "per_rank";    // "single", "per_node", "per_rank" or a number of files
-  std::string compression = "none";  // "none" or "deflate(1)" to "deflate(9)"
+  std::string files = "per_rank";                    // "single", "per_node", "per_rank" or a number of files
+  std::string compression = "none";                  // "none" or "deflate(1)" to "deflate(9)"
   std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of compressed datasets
   std::int64_t alignment_bytes = 4096;               // of datasets from 64 KiB on
   MpiIo io = MpiIo::automatic;                       // Open MPI's component for files that several ranks write
   std::string hints;                                 // MPI-IO hints, "name=value; name=value"
   bool async = false;                                // commit in the background, from a snapshot in host memory
   bool verify = false;                               // read back before the commit
-  std::int64_t keep_last = 0;   // so many checkpoints stay; 0: all
-  std::int64_t keep_every = 0;  // beside these, those of steps that are multiples of it; 0: none
+  std::int64_t keep_last = 0;                        // so many checkpoints stay; 0: all
+  std::int64_t keep_every = 0;                       // beside these, those of steps that are multiples of it; 0: none
 
   // Whether the run saves at all; then also when it is asked to by a signal or a file.
   bool is_on() const noexcept { return every_steps > 0 || every_minutes > 0 || at_end; }
@@ -145,7 +145,7 @@ struct CheckpointConfig {
 struct LogConfig {
   std::int64_t steps_per_print = 10;
   double straggler_threshold = 1.3;  // times the median of a stage's ranks; 0: off
-  std::string metrics;  // "": no metrics file
+  std::string metrics;               // "": no metrics file
   bool wall_clock_breakdown = false;
   bool operation_times = false;  // a table of the compute stream's operations at the end
 };
@@ -242,7 +242,7 @@ std::string to_text(OnNonfinite value);
 
 // What goes wrong in a test: one rank, in one step.
 struct Fault {
-  enum class Kind { none, skip_collective, data_sleep, stop, slow, nan };
+  enum class Kind { none, skip_collective, data_sleep, stop, slow, nan, kernel_sleep };
   Kind kind = Kind::none;
   std::int64_t rank = -1;
   std::int64_t step = -1;  // slow: from it on

@@ -1,5 +1,5 @@
-// The flight recorder: what a rank did last, in a small memory-mapped file that any other process can read while the rank
-// itself is stuck.
+// The flight recorder: what a rank did last, in a small memory-mapped file that any other process can read while the
+// rank itself is stuck.
 //
 // Writers only store (relaxed, no system call, no lock); readers take what they find. A record is consistent once its
 // rank stands still, which is when it is looked at.
@@ -13,7 +13,16 @@
 namespace potato {
 
 // What the main thread is at.
-enum class FlightPhase : std::int64_t { starting, loading_data, enqueueing, waiting, evaluating, saving, sampling, ending };
+enum class FlightPhase : std::int64_t {
+  starting,
+  loading_data,
+  enqueueing,
+  waiting,
+  evaluating,
+  saving,
+  sampling,
+  ending
+};
 
 // An operation between ranks.
 enum class FlightOp : std::int64_t { none, all_reduce, all_gather, reduce_scatter, broadcast, send, receive };
@@ -31,10 +40,10 @@ static_assert(FlightField::is_always_lock_free);
 struct FlightLane {
   FlightField pass{0};  // FlightPass
   FlightField micro_batch{-1};
-  FlightField layer{-1};  // −1: embedding or head
-  FlightField op{0};      // FlightOp that the stream is inside, or last was
-  FlightField inside{0};  // 1 between its begin and end
-  FlightField axis{0};    // of the communicator, as its enumeration counts
+  FlightField layer{-1};    // −1: embedding or head
+  FlightField op{0};        // FlightOp that the stream is inside, or last was
+  FlightField inside{0};    // 1 between its begin and end
+  FlightField axis{0};      // of the communicator, as its enumeration counts
   FlightField sequence{0};  // of the operation on that axis, 1 for the first
   FlightField peer{-1};     // of a send or receive, in the axis' group
   FlightField bytes{0};

@@ -47,7 +47,7 @@ class Checkpoints {
 
  private:
   struct Outcome {
-    std::string path;     // "" where it failed
+    std::string path;  // "" where it failed
     std::string problem;
     double seconds = 0;
   };

@@ -124,6 +124,9 @@ class Engine {
   // For tests of the watchdog: this rank leaves out the next step's collective over the world.
   void skip_next_world_reduce() noexcept { skips_world_reduce_ = true; }
 
+  // For tests of the watchdog: a kernel of the compute stream that takes an hour.
+  void stall_compute();
+
   // Requests of this rank that the next step or evaluation brings to all ranks.
   void set_requests(unsigned requests) noexcept { requests_ = requests; }
   // What any rank requested in the last step or evaluation; the same on all ranks.

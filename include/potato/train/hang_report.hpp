@@ -54,9 +54,9 @@ struct Suspect {
   double suspicion = 0;  // only to sort by
 };
 
-// Most suspicious first: processes that are stopped or gone; then ranks that others wait for and that are in no operation
-// between ranks themselves; then by how many wait for them. A rank waits for the members of its collective's group that
-// have not entered it, and for the peer of its receive or send.
+// Most suspicious first: processes that are stopped or gone; then ranks that others wait for and that are in no
+// operation between ranks themselves; then by how many wait for them. A rank waits for the members of its collective's
+// group that have not entered it, and for the peer of its receive or send.
 std::vector<Suspect> sort_by_suspicion(const std::vector<RankState>& states, const GridShape& shape);
 
 // "rank 5 on node7 (pid 4711) is stopped: step 12, forward of micro-batch 3, layer 2; 7 ranks wait for it"

@@ -8,8 +8,8 @@
 
 namespace potato {
 
-// SIGTERM, and SIGINT once, ask for request_stop, SIGUSR1 for request_requeue; a second SIGINT ends the process. For the
-// whole process; the flag that the handler sets is its only global state.
+// SIGTERM, and SIGINT once, ask for request_stop, SIGUSR1 for request_requeue; a second SIGINT ends the process. For
+// the whole process; the flag that the handler sets is its only global state.
 void install_signal_handlers();
 
 // This rank's part of what all ranks agree on within each step.

@@ -28,7 +28,7 @@ class NcclWatch;
 struct RunContext {
   std::string command_line;
   std::string config_given;  // the INI file's text
-  bool quiet = false;  // tests: rank 0 prints nothing
+  bool quiet = false;        // tests: rank 0 prints nothing
   // Called from any thread with an error that ends the job.
   std::function<void(std::exception_ptr)> on_fatal;
 };
@@ -68,7 +68,8 @@ class Trainer {
   void generate();
   // What follows from a step whose loss or gradients are not finite: the end of the run, or a line and a count.
   void handle_nonfinite(const StepResult& result);
-  // The first tensor of backward whose gradient is not finite, of all ranks: its name, "none" where all are. Collective.
+  // The first tensor of backward whose gradient is not finite, of all ranks: its name, "none" where all are.
+  // Collective.
   std::string first_nonfinite() const;
   void start_watching();
   // Does to this rank what run.debug_fault wants in the coming step.

@@ -26,8 +26,8 @@ std::unique_ptr<FlightRecorder> make_flight_recorder(const std::string& folder, 
                                                      const GridShape& shape);
 
 // A thread that looks at this rank's progress, and at all ranks' once its own has stood still for half of timeout_s;
-// without MPI. When none of them has moved for timeout_s, one rank prints the report, every rank writes the stacks of its
-// threads to FOLDER/rank-N.stack, and `on_hang(first line)` must end the job; if that does not come about within
+// without MPI. When none of them has moved for timeout_s, one rank prints the report, every rank writes the stacks of
+// its threads to FOLDER/rank-N.stack, and `on_hang(first line)` must end the job; if that does not come about within
 // abort_timeout_s, the process leaves.
 class Watchdog {
  public:
