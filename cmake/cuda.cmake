@@ -46,6 +46,8 @@ function(potato_add_cuda target)
     string(REGEX REPLACE "^sm_" "compute_" arch ${code})
     list(APPEND code_flags "-gencode=arch=${arch},code=${code}")
   endforeach()
+  list(FIND POTATO_CUDA_CODE sm_90a sm90a_index)
+  target_compile_definitions(${target} PRIVATE POTATO_HAS_SM90A=$<NOT:$<EQUAL:${sm90a_index},-1>>)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:${code_flags};-O3;-lineinfo;--expt-relaxed-constexpr;-Xcompiler=-march=${POTATO_MARCH};-Xcompiler=-Wall>)
   # A back end's sources include private headers of their room as "op.hpp".

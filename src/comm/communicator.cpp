@@ -25,15 +25,15 @@ void Communicator::begin(FlightOp op, std::int64_t num_bytes, int peer, Stream& 
   const auto note = [recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_), op, num_bytes, peer] {
     recorder->begin(lane, axis, op, peer, num_bytes);
   };
-  if (stream.device().kind == DeviceKind::cpu) {
+  if (runs_on_host_) {
     stream.enqueue(note);
-  } else if (stream.device().kind == DeviceKind::cuda) {
+  } else if (stream.device().kind != DeviceKind::dry) {
     note();
   }
 }
 
 void Communicator::end(Stream& stream) {
-  if (recorder_ == nullptr || stream.device().kind != DeviceKind::cpu) return;
+  if (recorder_ == nullptr || !runs_on_host_) return;
   stream.enqueue(
       [recorder = recorder_, lane = lane_of(axis_), axis = static_cast<int>(axis_)] { recorder->end(lane, axis); });
 }

@@ -76,7 +76,7 @@ struct HalfOps {
 class MpiCommunicator final : public Communicator {
  public:
   MpiCommunicator(Axis axis, MPI_Comm comm, int rank, int num_ranks, const LinkOptions& link)
-      : Communicator(axis, rank, num_ranks), comm_(comm), link_(link) {}
+      : Communicator(axis, rank, num_ranks, true), comm_(comm), link_(link) {}
   ~MpiCommunicator() override { MPI_Comm_free(&comm_); }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;

@@ -45,6 +45,7 @@ class StagedCommunicator final : public Communicator {
   }
 
   std::string_view transport() const override { return "staged"; }
+  void set_recorder(FlightRecorder* recorder) noexcept override { inner_->set_recorder(recorder); }
 
  private:
   // For one call. What it was timed with is not kept: the outer timers cover it, copies included.

@@ -73,9 +73,9 @@ class Communicator {
   void receive(TensorView x, int peer, int tag, Transfer& transfer, Stream& stream);
   void wait(Transfer& transfer, Stream& stream);
 
-  // Notes every operation in `recorder`, which must outlive this: on CPU streams when it runs, on a GPU's when it is
-  // enqueued.
-  void set_recorder(FlightRecorder* recorder) noexcept { recorder_ = recorder; }
+  // Notes every operation in `recorder`, which must outlive this: when it runs where the host runs it (`mpi`, and what
+  // `staged` has of it), on a GPU when it is enqueued.
+  virtual void set_recorder(FlightRecorder* recorder) noexcept { recorder_ = recorder; }
   void set_check(std::unique_ptr<CollectiveCheck> check) noexcept { check_ = std::move(check); }
   // The recorder's lane of an axis' stream (see GridCommunicators).
   static int lane_of(Axis axis) noexcept { return axis == Axis::data || axis == Axis::embedding ? 1 : 0; }
@@ -99,7 +99,9 @@ class Communicator {
   virtual void abort() noexcept {}
 
  protected:
-  Communicator(Axis axis, int rank, int num_ranks) : axis_(axis), rank_(rank), num_ranks_(num_ranks) {}
+  // runs_on_host: operations are host tasks, whatever the stream's device.
+  Communicator(Axis axis, int rank, int num_ranks, bool runs_on_host = false)
+      : axis_(axis), rank_(rank), num_ranks_(num_ranks), runs_on_host_(runs_on_host) {}
 
   virtual void do_all_reduce(TensorView x, ReduceOp op, Stream& stream) = 0;
   virtual void do_all_gather(ConstTensorView shard, TensorView full, Stream& stream) = 0;
@@ -131,6 +133,7 @@ class Communicator {
   Axis axis_;
   int rank_;
   int num_ranks_;
+  bool runs_on_host_;
 };
 
 std::unique_ptr<Communicator> make_dry_communicator(Axis axis, int rank, int num_ranks);

@@ -1,6 +1,7 @@
 // Which attention kernels run, and the row sums that backward needs.
 #include "attention.hpp"
 #include "attention_args.cuh"
+#include "attention_wgmma.hpp"
 
 namespace potato::cuda {
 
@@ -72,6 +73,7 @@ void own_attention_forward(ConstTensorView qkv, TensorView y, TensorView lse, co
     args.y = data_of<T>(y);
     args.lse_out = data_of<float>(lse);
     if constexpr (!std::is_same_v<T, float>) {
+      if (wgmma_attention_fits(args, stream)) return wgmma_attention_forward(args, shape, stream);
       if (fits_tensor_cores(qkv.dtype, shape)) return mma_attention_forward(args, shape, stream);
     }
     ffma_attention_forward(args, shape, stream);
@@ -91,6 +93,7 @@ void own_attention_backward(ConstTensorView dy, ConstTensorView qkv, ConstTensor
     args.row_sums = data_of<float>(scratch);
     compute_row_sums(args.dy, data_of<T>(y), data_of<float>(scratch), shape, stream);
     if constexpr (!std::is_same_v<T, float>) {
+      if (wgmma_attention_fits(args, stream)) return wgmma_attention_backward(args, shape, stream);
       if (fits_tensor_cores(qkv.dtype, shape)) return mma_attention_backward(args, shape, stream);
     }
     ffma_attention_backward(args, shape, stream);

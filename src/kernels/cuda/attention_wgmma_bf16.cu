@@ -1,0 +1,10 @@
+// The warpgroup attention kernels for bf16; a file of their own, because they take long to compile.
+#include "attention_wgmma_host.cuh"
+
+namespace potato::cuda {
+
+template bool wgmma_attention_fits(const AttentionArgs<__nv_bfloat16>&, const Stream&);
+template void wgmma_attention_forward(AttentionArgs<__nv_bfloat16>, const AttentionShape&, Stream&);
+template void wgmma_attention_backward(AttentionArgs<__nv_bfloat16>, const AttentionShape&, Stream&);
+
+}  // namespace potato::cuda
