@@ -29,6 +29,7 @@ std::vector<std::string> newest_first(const fs::path& folder) {
   std::sort(steps.begin(), steps.end(),
             [latest](std::int64_t a, std::int64_t b) { return (a == latest) != (b == latest) ? a == latest : a > b; });
   std::vector<std::string> paths;
+  paths.reserve(steps.size());
   for (const std::int64_t step : steps) paths.push_back((folder / step_name(step)).string());
   return paths;
 }

@@ -96,6 +96,7 @@ std::map<std::string, StoredTensor> wanted_tensors(const HostGroup& group, std::
     }
   }
   std::vector<PlannedPiece> lines;
+  lines.reserve(own.size());
   for (const auto& [name, tensor] : own) lines.push_back({tensor, {0, 0}, {0, 0}});
   std::map<std::string, StoredTensor> all;
   for (const auto& plan : gather_plans(group, lines)) {

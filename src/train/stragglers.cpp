@@ -64,6 +64,7 @@ std::string spread(const std::vector<RankTimes>& times) {
   std::string text;
   for (const auto& [name, field] : phases) {
     std::vector<double> values;
+    values.reserve(times.size());
     for (const RankTimes& rank : times) values.push_back(rank.*field * 1e3);
     const auto [least, most] = std::minmax_element(values.begin(), values.end());
     char numbers[96];

@@ -65,7 +65,7 @@ TEST_CASE("each kind of damage has its message on all ranks, and nothing is load
       });
       INFO(what << ", deflate " << level);
       Model model(layout);
-      const std::string text = problem_of<ConfigError>(world, [&] { Checkpoint(bad, world).load(model.groups()); });
+      std::string text = problem_of<ConfigError>(world, [&] { Checkpoint(bad, world).load(model.groups()); });
       CHECK_THAT(text, ContainsSubstring(bad));
       const VerifyReport report = verify_checkpoint(bad, world);
       REQUIRE(!report.problems.empty());
@@ -171,7 +171,7 @@ TEST_CASE("mutated checkpoints are never loaded wrong", "[checkpoint][sanitize][
     fs::copy(good, bad);
     names = {"manifest.json", "shard-00000-of-00001.h5"};
     originals.clear();
-    for (const std::string& name : names) originals.push_back(read_file(good + "/" + name));
+    for (const std::string& name : names) originals.push_back(read_file(cat(good, "/", name)));
   };
   std::uint64_t num_refused = 0;
   std::uint64_t num_loaded = 0;

@@ -56,6 +56,14 @@ struct OnlineSoftmax {
   // Scores become exp(scale · (score − highest)); what was summed before is scaled to the new maximum.
   template <int NT>
   __device__ __forceinline__ void add(float (&scores)[MT][NT][4], float scale_log2, float (&out)[MT][DP / 8][4]) {
+    float rescale[MT][2];
+    add_scores(scores, scale_log2, rescale);
+    scale_out(rescale, out);
+  }
+
+  // The same in two parts; `out` is not touched by the first.
+  template <int NT>
+  __device__ __forceinline__ void add_scores(float (&scores)[MT][NT][4], float scale_log2, float (&rescale)[MT][2]) {
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt) {
 #pragma unroll
@@ -68,7 +76,7 @@ struct OnlineSoftmax {
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFU, top, 2));
         const float shift = top * scale_log2;
-        const float rescale = fast_exp2(highest[mt][half] * scale_log2 - shift);
+        rescale[mt][half] = fast_exp2(highest[mt][half] * scale_log2 - shift);
         highest[mt][half] = top;
         float tile_sum = 0;
 #pragma unroll
@@ -80,12 +88,17 @@ struct OnlineSoftmax {
             tile_sum += score;
           }
         }
-        sum[mt][half] = fmaf(sum[mt][half], rescale, tile_sum);
+        sum[mt][half] = fmaf(sum[mt][half], rescale[mt][half], tile_sum);
+      }
+    }
+  }
+  static __device__ __forceinline__ void scale_out(const float (&rescale)[MT][2], float (&out)[MT][DP / 8][4]) {
 #pragma unroll
-        for (int dt = 0; dt < DP / 8; ++dt) {
-          out[mt][dt][2 * half] *= rescale;
-          out[mt][dt][2 * half + 1] *= rescale;
-        }
+    for (int mt = 0; mt < MT; ++mt) {
+#pragma unroll
+      for (int dt = 0; dt < DP / 8; ++dt) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[mt][dt][i] *= rescale[mt][i / 2];
       }
     }
   }

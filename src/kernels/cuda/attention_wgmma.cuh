@@ -1,16 +1,16 @@
 // Building blocks of the attention kernels for Hopper (sm_90a): products of a warpgroup on tiles in shared memory
 // (wgmma), tiles that the copy engine brings (TMA), and the barriers between both.
 //
-// A tile of [rows, DP] 16-bit elements lies in panels of 64 columns: [rows, 64], 128 bytes a row, begun at a multiple of
-// 1,024 bytes, the eight 16-byte units of a row exchanged by unit ^ (row % 8). The copy engine writes that (128-byte
+// A tile of [rows, DP] 16-bit elements lies in panels of 64 columns: [rows, 64], 128 bytes a row, begun at a multiple
+// of 1,024 bytes, the eight 16-byte units of a row exchanged by unit ^ (row % 8). The copy engine writes that (128-byte
 // swizzle), and wgmma reads it either way round:
 //   rows along the product's outer dim ("K-major"): 8 rows are 1,024 bytes apart; 16 columns further is 32 bytes;
 //   rows along the inner dim ("MN-major"): 64 columns further is the next panel, 8 rows are 1,024 bytes.
 // Sources: PTX ISA 9.0, sections "Asynchronous warpgroup level matrix instructions" and "Tensor maps".
 //
-// Accumulators [nt][4]: warp w of the warpgroup has rows 16w to 16w + 15 of 64, in the layout of mma's 16 x 8 results, so
-// that what the kernels of attention_tiles.cuh do with MT = 1 works on them, and results become left operands without
-// leaving registers.
+// Accumulators [nt][4]: warp w of the warpgroup has rows 16w to 16w + 15 of 64, in the layout of mma's 16 x 8 results,
+// so that what the kernels of attention_tiles.cuh do with MT = 1 works on them, and results become left operands
+// without leaving registers.
 //
 // The code exists for sm_90a only; elsewhere the kernels trap, and are never chosen (attention_wgmma.hpp).
 #pragma once
@@ -21,6 +21,7 @@
 
 namespace potato::cuda {
 
+// What follows `#if PC_HAS_WGMMA` is compiled for sm_90a only.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PC_HAS_WGMMA 1
 #else
@@ -34,7 +35,7 @@ constexpr int group_bytes = 8 * panel_row_bytes;  // of 8 rows
 template <int DP>
 inline constexpr int num_panels = DP / panel_columns;
 template <int DP, int ROWS>
-inline constexpr int panel_tile_bytes = num_panels<DP> * ROWS * panel_row_bytes;
+inline constexpr int panel_tile_bytes = num_panels<DP>* ROWS* panel_row_bytes;
 
 // --- Barriers in shared memory ---
 
@@ -115,6 +116,8 @@ __device__ __forceinline__ void copy_tile(unsigned shared, const CUtensorMap& ma
   }
 }
 
+#if PC_HAS_WGMMA
+
 // --- Products of a warpgroup ---
 
 // Where a matrix lies in shared memory, for wgmma: 128-byte swizzle.
@@ -125,44 +128,34 @@ __device__ __forceinline__ std::uint64_t matrix_descriptor(unsigned shared, unsi
 }
 
 // Registers are as the host's program order has them before a product reads or writes them.
-__device__ __forceinline__ void begin_products() {
-#if PC_HAS_WGMMA
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void commit_products() {
-#if PC_HAS_WGMMA
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All but the last PENDING groups of products are done.
 template <int PENDING>
 __device__ __forceinline__ void wait_for_products() {
-#if PC_HAS_WGMMA
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-#endif
 }
 
 #define PC_ACC4(a, i) "+f"(a[i][0]), "+f"(a[i][1]), "+f"(a[i][2]), "+f"(a[i][3])
 #define PC_ACC16(a, i) PC_ACC4(a, i), PC_ACC4(a, (i) + 1), PC_ACC4(a, (i) + 2), PC_ACC4(a, (i) + 3)
 #define PC_REGS16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define PC_REGS32 \
-  PC_REGS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PC_REGS64                                                                                         \
-  PC_REGS32                                                                                               \
+#define PC_REGS32 PC_REGS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PC_REGS64                                                                                          \
+  PC_REGS32                                                                                                \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
   "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // acc [64, N] = (or +=, where `adds`) left [64, 16] · right [N, 16]ᵀ, both K-major in shared memory. N = 32 or 64.
 template <typename T, int NT>
-__device__ __forceinline__ void multiply_shared(float (&acc)[NT][4], std::uint64_t left, std::uint64_t right, int adds) {
-#if PC_HAS_WGMMA
+__device__ __forceinline__ void multiply_shared(float (&acc)[NT][4], std::uint64_t left, std::uint64_t right,
+                                                int adds) {
   static_assert(NT == 4 || NT == 8);
-#define PC_MULTIPLY(N, TYPE, REGS, A, B, C, ...)                                                              \
-  asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, " C ", 0;\n\t"                                     \
-               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGS "}, " A ", " B        \
-               ", adds, 1, 1, 0, 0;\n\t}"                                                                      \
-               : __VA_ARGS__                                                                                   \
+#define PC_MULTIPLY(N, TYPE, REGS, A, B, C, ...)                                                       \
+  asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, " C                                         \
+               ", 0;\n\t"                                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGS "}, " A ", " B \
+               ", adds, 1, 1, 0, 0;\n\t}"                                                              \
+               : __VA_ARGS__                                                                           \
                : "l"(left), "l"(right), "r"(adds))
   if constexpr (NT == 8) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
@@ -178,18 +171,17 @@ __device__ __forceinline__ void multiply_shared(float (&acc)[NT][4], std::uint64
     }
   }
 #undef PC_MULTIPLY
-#endif
 }
 
 // acc [64, N] += left [64, 16] · right [16, N]; left in registers, right MN-major in shared memory. N = 64 or 128.
 template <typename T, int NT>
-__device__ __forceinline__ void add_product_shared(float (&acc)[NT][4], const unsigned (&left)[4], std::uint64_t right) {
-#if PC_HAS_WGMMA
+__device__ __forceinline__ void add_product_shared(float (&acc)[NT][4], const unsigned (&left)[4],
+                                                   std::uint64_t right) {
   static_assert(NT == 8 || NT == 16);
-#define PC_ADD(N, TYPE, REGS, A, B, ...)                                                                      \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGS "}, {" A "}, " B      \
-               ", 1, 1, 1, 1;"                                                                                 \
-               : __VA_ARGS__                                                                                   \
+#define PC_ADD(N, TYPE, REGS, A, B, ...)                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGS "}, {" A "}, " B \
+               ", 1, 1, 1, 1;"                                                                           \
+               : __VA_ARGS__                                                                             \
                : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right))
   if constexpr (NT == 8) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
@@ -202,12 +194,11 @@ __device__ __forceinline__ void add_product_shared(float (&acc)[NT][4], const un
       PC_ADD("128", "bf16", PC_REGS64, "%64, %65, %66, %67", "%68", PC_ACC16(acc, 0), PC_ACC16(acc, 4),
              PC_ACC16(acc, 8), PC_ACC16(acc, 12));
     } else {
-      PC_ADD("128", "f16", PC_REGS64, "%64, %65, %66, %67", "%68", PC_ACC16(acc, 0), PC_ACC16(acc, 4),
-             PC_ACC16(acc, 8), PC_ACC16(acc, 12));
+      PC_ADD("128", "f16", PC_REGS64, "%64, %65, %66, %67", "%68", PC_ACC16(acc, 0), PC_ACC16(acc, 4), PC_ACC16(acc, 8),
+             PC_ACC16(acc, 12));
     }
   }
 #undef PC_ADD
-#endif
 }
 
 // acc [64, 8·NT] = left [64, DP] · (right [8·NT, DP])ᵀ. Addresses of the first rows in tiles of so many rows.
@@ -217,10 +208,9 @@ __device__ __forceinline__ void multiply_panels(unsigned left, unsigned right, f
   for (int k = 0; k < DP / 16; ++k) {
     const int panel = k / 4;
     const auto inside = static_cast<unsigned>(k % 4 * 32);
-    multiply_shared<T>(acc,
-                       matrix_descriptor(left + static_cast<unsigned>(panel * LEFT_ROWS * panel_row_bytes) + inside, 16),
-                       matrix_descriptor(right + static_cast<unsigned>(panel * RIGHT_ROWS * panel_row_bytes) + inside, 16),
-                       k > 0);
+    multiply_shared<T>(
+        acc, matrix_descriptor(left + static_cast<unsigned>(panel * LEFT_ROWS * panel_row_bytes) + inside, 16),
+        matrix_descriptor(right + static_cast<unsigned>(panel * RIGHT_ROWS * panel_row_bytes) + inside, 16), k > 0);
   }
 }
 
@@ -251,23 +241,22 @@ __device__ __forceinline__ void add_panels(const unsigned (&weights)[K][4], unsi
 
 template <int COUNT>
 __device__ __forceinline__ void give_registers() {
-#if PC_HAS_WGMMA
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
 }
 template <int COUNT>
 __device__ __forceinline__ void take_registers() {
-#if PC_HAS_WGMMA
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
 }
-// Of a thread, with so many thread blocks on a multiprocessor. A thread block starts with 168 or 80 a thread (what 65,536
-// allow, in eights), and has no more than these to share out: asking for more would wait for ever.
+#endif  // PC_HAS_WGMMA
+
+// Of a thread, with so many thread blocks on a multiprocessor. A thread block starts with 168 or 80 a thread (what
+// 65,536 allow, in eights), and has no more than these to share out: asking for more would wait for ever.
 constexpr int started_registers(int blocks_per_sm) { return blocks_per_sm == 1 ? 168 : 80; }
 constexpr int producer_registers(int blocks_per_sm) { return blocks_per_sm == 1 ? 40 : 32; }
 constexpr int consumer_registers(int blocks_per_sm) { return blocks_per_sm == 1 ? 232 : 104; }
 constexpr bool registers_suffice(int blocks_per_sm) {
-  return 2 * consumer_registers(blocks_per_sm) + producer_registers(blocks_per_sm) <= 3 * started_registers(blocks_per_sm);
+  return 2 * consumer_registers(blocks_per_sm) + producer_registers(blocks_per_sm) <=
+         3 * started_registers(blocks_per_sm);
 }
 static_assert(registers_suffice(1) && registers_suffice(2));
 

@@ -1,6 +1,6 @@
-// Backward attention on Hopper's warpgroup products: the two kernels of attention_backward.cuh (same formulas, no atomics,
-// each result summed by one warp in a fixed order), built like the forward kernel: thread blocks that stay, a warp that
-// lets the copy engine bring tiles through a ring, and two warpgroups on their own.
+// Backward attention on Hopper's warpgroup products: the two kernels of attention_backward.cuh (same formulas, no
+// atomics, each result summed by one warp in a fixed order), built like the forward kernel: thread blocks that stay, a
+// warp that lets the copy engine bring tiles through a ring, and two warpgroups on their own.
 #pragma once
 
 #include "attention_backward.cuh"
@@ -8,20 +8,20 @@
 
 namespace potato::cuda {
 
-// Of both kernels: a block of 128 rows of two tensors (keys and values, or queries and dy), and a ring of tiles of 64 rows
-// of the other two.
+// Of both kernels: a block of 128 rows of two tensors (keys and values, or queries and dy), and a ring of tiles of 64
+// rows of the other two.
 template <int DP>
 struct WgmmaBackwardTile {
   static constexpr int stages = DP <= 64 ? 3 : 2;
-  static constexpr int blocks = DP <= 64 ? 2 : 1;      // of 128 rows, of each tensor
+  static constexpr int blocks = DP <= 64 ? 2 : 1;       // of 128 rows, of each tensor
   static constexpr int part_rows = DP <= 64 ? 64 : 32;  // of a ring tile in one product; registers are scarce
   static constexpr int block_bytes = panel_tile_bytes<DP, block_rows>;
   static constexpr int ring_bytes = panel_tile_bytes<DP, ring_rows>;
   static constexpr int stat_bytes = 2 * ring_rows * 4;  // lse and row sums of a tile of queries
   static constexpr int out_bytes = consumer_warps * 16 * tile_row_bytes<DP>;
   static constexpr int barrier_bytes = 256;
-  static constexpr std::size_t shared_bytes = 1024 + 2 * blocks * block_bytes + stages * (2 * ring_bytes + stat_bytes) +
-                                              out_bytes + barrier_bytes;
+  static constexpr std::size_t shared_bytes =
+      1024 + 2 * blocks * block_bytes + stages * (2 * ring_bytes + stat_bytes) + out_bytes + barrier_bytes;
 };
 
 // Addresses of everything in shared memory.
@@ -77,11 +77,78 @@ struct WgmmaBackwardMemory {
   }
 };
 
+#if PC_HAS_WGMMA
+
+// Scores of 16 keys x 8·NT queries become probabilities. `lse` begins at this lane's first query; `diagonal`: this
+// lane's first key − its first query; causal where `masked`.
+template <int NT>
+__device__ __forceinline__ void probabilities_by_key(float (&scores)[NT][4], const float* lse, float scale_log2,
+                                                     bool masked, int diagonal) {
+  constexpr float log2_e = 1.4426950408889634F;
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+    const float2 column = *reinterpret_cast<const float2*>(lse + nt * 8);
+    const float shift[2] = {column.x * log2_e, column.y * log2_e};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[nt][i] = fast_exp2(fmaf(scores[nt][i], scale_log2, -shift[i % 2]));
+  }
+  if (!masked) return;
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (nt * 8 + i % 2 < diagonal + i / 2 * 8) scores[nt][i] = 0;
+    }
+  }
+}
+
+// dy·v becomes ds = p · (dy·v − row_sum). `row_sums` begins at this lane's first query.
+template <int NT>
+__device__ __forceinline__ void differences_by_key(const float (&probabilities)[NT][4], const float* row_sums,
+                                                   float (&gradients)[NT][4]) {
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+    const float2 column = *reinterpret_cast<const float2*>(row_sums + nt * 8);
+    const float sum[2] = {column.x, column.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gradients[nt][i] = probabilities[nt][i] * (gradients[nt][i] - sum[i % 2]);
+  }
+}
+
+// The same for 16 queries x 8·NT keys: shift (lse · log2(e)) and row sum of this lane's two rows. `last`: of the keys
+// that each row sees, counted from this lane's first key.
+template <int NT>
+__device__ __forceinline__ void probabilities_by_query(float (&scores)[NT][4], const float (&shift)[2],
+                                                       float scale_log2, bool masked, const int (&last)[2]) {
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[nt][i] = fast_exp2(fmaf(scores[nt][i], scale_log2, -shift[i / 2]));
+  }
+  if (!masked) return;
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (nt * 8 + i % 2 > last[i / 2]) scores[nt][i] = 0;
+    }
+  }
+}
+
+template <int NT>
+__device__ __forceinline__ void differences_by_query(const float (&probabilities)[NT][4], const float (&row_sum)[2],
+                                                     float (&gradients)[NT][4]) {
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gradients[nt][i] = probabilities[nt][i] * (gradients[nt][i] - row_sum[i / 2]);
+  }
+}
+
 // dk and dv of 128 keys of one key/value head; see key_gradient_kernel.
 template <typename T, int DP>
 __global__ void __launch_bounds__(wgmma_threads, 1)
     wgmma_key_gradient_kernel(const AttentionArgs<T> args, const __grid_constant__ WgmmaMaps maps) {
-#if PC_HAS_WGMMA
   using Tile = WgmmaBackwardTile<DP>;
   constexpr int nt = Tile::part_rows / 8;
   extern __shared__ unsigned char shared_memory[];
@@ -153,44 +220,88 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     const auto group_offset = static_cast<unsigned>(group * group_rows * panel_row_bytes);
     const unsigned keys = memory.block(0, work_use) + group_offset;
     const unsigned values = memory.block(1, work_use) + group_offset;
-    const HeadMask mask(args, place.sample, place.head);  // not asked
     float dkeys[1][DP / 8][4] = {};
     float dvalues[1][DP / 8][4] = {};
     memory.block_ring.wait_full(work_use);
+    float scores[1][nt][4];
+    float gradients[1][nt][4];
+    unsigned weights[nt / 2][4];
+    unsigned differences[nt / 2][4];
+    // The products of rows [part, part + part_rows) of a tile of queries, before and after the softmax's derivative.
+    const auto score = [&](int at, int part) {
+      const auto part_offset = static_cast<unsigned>(part * panel_row_bytes);
+      multiply_panels<T, DP, block_rows, ring_rows>(keys, memory.tile(0, at) + part_offset, scores[0]);
+      multiply_panels<T, DP, block_rows, ring_rows>(values, memory.tile(1, at) + part_offset, gradients[0]);
+      commit_products();
+    };
+    const auto add = [&](int at, int part) {
+      const auto part_offset = static_cast<unsigned>(part * panel_row_bytes);
+      add_panels<T, DP, ring_rows>(weights, memory.tile(1, at) + part_offset, dvalues[0]);
+      add_panels<T, DP, ring_rows>(differences, memory.tile(0, at) + part_offset, dkeys[0]);
+      commit_products();
+    };
+    // When no more than the PENDING last groups of products may be under way.
+    const auto derive = [&]<int PENDING>(std::integral_constant<int, PENDING>, int at, int query, int part) {
+      const float* stats = memory.stats(at) + part + lane % 4 * 2;
+      const bool masked = args.causal && query < warp_first + 15;
+      const int diagonal = warp_first + lane / 4 - query - lane % 4 * 2;
+      wait_for_products<PENDING>();
+      probabilities_by_key(scores[0], stats, args.scale_log2, masked, diagonal);
+      differences_by_key(scores[0], stats + ring_rows, gradients[0]);
+    };
+    const auto pack = [&] {
+      pack_left<T>(scores[0], weights);
+      pack_left<T>(gradients[0], differences);
+    };
+    // Queries before the warpgroup's keys do not see them.
+    const int own_first = args.causal ? min(group_first / ring_rows, num_tiles) : 0;
     for (int member = 0; member < args.group(); ++member) {
-      for (int tile = first_tile; tile < num_tiles; ++tile, ++use) {
+      int tile = first_tile;
+      for (; tile < own_first; ++tile, ++use) {
         memory.ring.wait_full(use);
-        const float* stats = memory.stats(use);
-#pragma unroll
-        for (int part = 0; part < ring_rows; part += Tile::part_rows) {
-          const int query = tile * ring_rows + part;
-          if (args.causal && query + Tile::part_rows - 1 < group_first) continue;
-          const auto part_offset = static_cast<unsigned>(part * panel_row_bytes);
-          const unsigned query_rows = memory.tile(0, use) + part_offset;
-          const unsigned grad_rows = memory.tile(1, use) + part_offset;
-          float scores[1][nt][4];
-          float gradients[1][nt][4];
-          begin_products();
-          multiply_panels<T, DP, block_rows, ring_rows>(keys, query_rows, scores[0]);
-          multiply_panels<T, DP, block_rows, ring_rows>(values, grad_rows, gradients[0]);
-          commit_products();
-          wait_for_products<0>();
-          const int column = part + lane % 4 * 2;
-          const bool masked = args.causal && query < warp_first + 15;
-          const int diagonal = warp_first + lane / 4 - query - lane % 4 * 2;
-          softmax_backward_transposed<false>(args, mask, warp_first, query, stats + column, stats + ring_rows + column,
-                                             masked, diagonal, scores, gradients);
-          unsigned weights[nt / 2][4];
-          unsigned differences[nt / 2][4];
-          pack_left<T>(scores[0], weights);
-          pack_left<T>(gradients[0], differences);
-          begin_products();
-          add_panels<T, DP, ring_rows>(weights, grad_rows, dvalues[0]);
-          add_panels<T, DP, ring_rows>(differences, query_rows, dkeys[0]);
-          commit_products();
-          wait_for_products<0>();
-        }
         memory.ring.release(use);
+      }
+      if (tile == num_tiles) continue;
+      if constexpr (Tile::part_rows == ring_rows) {
+        // The sums of one tile run beside the derivative of the next.
+        constexpr std::integral_constant<int, 0> none{};
+        constexpr std::integral_constant<int, 1> sums{};
+        memory.ring.wait_full(use);
+        begin_products();
+        score(use, 0);
+        derive(none, use, tile * ring_rows, 0);
+        for (; tile + 1 < num_tiles; ++tile, ++use) {
+          wait_for_products<0>();
+          if (tile > own_first && tile > first_tile) memory.ring.release(use - 1);
+          pack();
+          memory.ring.wait_full(use + 1);
+          begin_products();
+          score(use + 1, 0);
+          add(use, 0);
+          derive(sums, use + 1, (tile + 1) * ring_rows, 0);
+        }
+        wait_for_products<0>();
+        if (tile > own_first && tile > first_tile) memory.ring.release(use - 1);
+        pack();
+        begin_products();
+        add(use, 0);
+        wait_for_products<0>();
+        memory.ring.release(use++);
+      } else {
+        for (; tile < num_tiles; ++tile, ++use) {
+          memory.ring.wait_full(use);
+#pragma unroll
+          for (int part = 0; part < ring_rows; part += Tile::part_rows) {
+            begin_products();
+            score(use, part);
+            derive(std::integral_constant<int, 0>{}, use, tile * ring_rows + part, part);
+            pack();
+            begin_products();
+            add(use, part);
+            wait_for_products<0>();
+          }
+          memory.ring.release(use);
+        }
       }
     }
     memory.block_ring.release(work_use);
@@ -201,19 +312,15 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     const int rest = args.sequence - warp_first;
     store_rows<T, DP>(dkeys, key_factor, warp_out, args.dqkv + shared_head.key + warp_offset, args.qkv_elems, rest,
                       args.head_dim, true);
-    store_rows<T, DP>(dvalues, value_factor, warp_out, args.dqkv + shared_head.value + warp_offset, args.qkv_elems, rest,
-                      args.head_dim, true);
+    store_rows<T, DP>(dvalues, value_factor, warp_out, args.dqkv + shared_head.value + warp_offset, args.qkv_elems,
+                      rest, args.head_dim, true);
   }
-#else
-  __trap();
-#endif
 }
 
 // dq of 128 queries of one head; see query_gradient_kernel.
 template <typename T, int DP>
 __global__ void __launch_bounds__(wgmma_threads, 1)
     wgmma_query_gradient_kernel(const AttentionArgs<T> args, const __grid_constant__ WgmmaMaps maps) {
-#if PC_HAS_WGMMA
   using Tile = WgmmaBackwardTile<DP>;
   constexpr int nt = ring_rows / 8;
   extern __shared__ unsigned char shared_memory[];
@@ -269,7 +376,6 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     const int group_first = first + group * group_rows;
     const int warp_first = first + warp * 16;
     const auto group_offset = static_cast<unsigned>(group * group_rows * panel_row_bytes);
-    const HeadMask mask(args, place.sample, place.head);  // not asked
     float shift[1][2];
     float row_sum[1][2];
 #pragma unroll
@@ -283,26 +389,59 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     const unsigned grads = memory.block(1, work_use) + group_offset;
     float dqueries[1][DP / 8][4] = {};
     memory.block_ring.wait_full(work_use);
-    for (int tile = 0; tile < num_key_tiles(first); ++tile, ++use) {
+    const int num_tiles = num_key_tiles(first);
+    const int num_own = args.causal ? min(num_tiles, group_first / ring_rows + 1) : num_tiles;
+    float scores[1][nt][4];
+    float gradients[1][nt][4];
+    unsigned differences[nt / 2][4];
+    const auto score = [&](int at) {
+      multiply_panels<T, DP, block_rows, ring_rows>(queries, memory.tile(0, at), scores[0]);
+      multiply_panels<T, DP, block_rows, ring_rows>(grads, memory.tile(1, at), gradients[0]);
+      commit_products();
+    };
+    const auto add = [&](int at) {
+      add_panels<T, DP, ring_rows>(differences, memory.tile(0, at), dqueries[0]);
+      commit_products();
+    };
+    const auto derive = [&]<int PENDING>(std::integral_constant<int, PENDING>, int tile) {
       const int key = tile * ring_rows;
-      memory.ring.wait_full(use);
-      if (!args.causal || key <= group_first + group_rows - 1) {
-        float scores[1][nt][4];
-        float gradients[1][nt][4];
-        begin_products();
-        multiply_panels<T, DP, block_rows, ring_rows>(queries, memory.tile(0, use), scores[0]);
-        multiply_panels<T, DP, block_rows, ring_rows>(grads, memory.tile(1, use), gradients[0]);
-        commit_products();
-        wait_for_products<0>();
-        const bool masked = key + ring_rows > args.sequence || (args.causal && key + ring_rows - 1 > warp_first);
-        softmax_backward<false>(args, mask, warp_first, key, shift, row_sum, masked, scores, gradients);
-        unsigned differences[nt / 2][4];
-        pack_left<T>(gradients[0], differences);
-        begin_products();
-        add_panels<T, DP, ring_rows>(differences, memory.tile(0, use), dqueries[0]);
-        commit_products();
-        wait_for_products<0>();
+      const bool masked = key + ring_rows > args.sequence || (args.causal && key + ring_rows - 1 > warp_first);
+      int last[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = warp_first + lane / 4 + half * 8;
+        last[half] = (args.causal && row < args.sequence ? row : args.sequence - 1) - key - lane % 4 * 2;
       }
+      wait_for_products<PENDING>();
+      probabilities_by_query(scores[0], shift[0], args.scale_log2, masked, last);
+      differences_by_query(scores[0], row_sum[0], gradients[0]);
+    };
+    constexpr std::integral_constant<int, 0> none{};
+    constexpr std::integral_constant<int, 1> sums{};
+    memory.ring.wait_full(use);
+    begin_products();
+    score(use);
+    derive(none, 0);
+    int tile = 0;
+    for (; tile + 1 < num_own; ++tile, ++use) {
+      wait_for_products<0>();
+      if (tile > 0) memory.ring.release(use - 1);
+      pack_left<T>(gradients[0], differences);
+      memory.ring.wait_full(use + 1);
+      begin_products();
+      score(use + 1);
+      add(use);
+      derive(sums, tile + 1);
+    }
+    wait_for_products<0>();
+    if (tile > 0) memory.ring.release(use - 1);
+    pack_left<T>(gradients[0], differences);
+    begin_products();
+    add(use);
+    wait_for_products<0>();
+    memory.ring.release(use++);
+    for (++tile; tile < num_tiles; ++tile, ++use) {
+      memory.ring.wait_full(use);
       memory.ring.release(use);
     }
     memory.block_ring.release(work_use);
@@ -312,9 +451,19 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
                       args.dqkv + head.query + static_cast<std::int64_t>(warp_first) * args.qkv_elems, args.qkv_elems,
                       args.sequence - warp_first, args.head_dim, true);
   }
-#else
-  __trap();
-#endif
 }
+
+#else
+
+template <typename T, int DP>
+__global__ void wgmma_key_gradient_kernel(const AttentionArgs<T>, const __grid_constant__ WgmmaMaps) {
+  __trap();
+}
+template <typename T, int DP>
+__global__ void wgmma_query_gradient_kernel(const AttentionArgs<T>, const __grid_constant__ WgmmaMaps) {
+  __trap();
+}
+
+#endif  // PC_HAS_WGMMA
 
 }  // namespace potato::cuda

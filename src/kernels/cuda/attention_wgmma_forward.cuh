@@ -1,9 +1,9 @@
 // Forward attention on Hopper's warpgroup products, after FlashAttention-3 (Shah et al., arXiv 2407.08608).
 //
-// Thread blocks stay and take one piece of work after the other: 128 queries of a head, 64 for each of two warpgroups. One
-// warp lets the copy engine bring the queries and tiles of 64 keys and values into a ring, ahead of their use, also across
-// pieces; the warpgroups go through the tiles on their own, so that the softmax of one runs beside the products of others.
-// Reads q once, k and v once a piece (mostly from the L2 cache), writes y once. Deterministic.
+// Thread blocks stay and take one piece of work after the other: 128 queries of a head, 64 for each of two warpgroups.
+// One warp lets the copy engine bring the queries and tiles of 64 keys and values into a ring, ahead of their use, also
+// across pieces; the warpgroups go through the tiles on their own, so that the softmax of one runs beside the products
+// of others. Reads q once, k and v once a piece (mostly from the L2 cache), writes y once. Deterministic.
 #pragma once
 
 #include "attention_forward.cuh"
@@ -14,25 +14,30 @@ namespace potato::cuda {
 template <int DP>
 struct WgmmaForwardTile {
   static constexpr int stages = DP <= 64 ? 3 : 2;
+  // Narrow heads: two thread blocks, whose softmax runs beside the products of the other; wide ones have registers for
+  // only one, and let the products of a tile run beside the softmax of the next.
   static constexpr int blocks_per_sm = DP <= 64 ? 2 : 1;
+  static constexpr bool overlaps_tiles = blocks_per_sm == 1;
   static constexpr int query_bytes = panel_tile_bytes<DP, block_rows>;
   static constexpr int ring_bytes = panel_tile_bytes<DP, ring_rows>;  // of keys, and of values
   static constexpr int out_bytes = consumer_warps * 16 * tile_row_bytes<DP>;
   static constexpr int barrier_bytes = 256;
-  static constexpr std::size_t shared_bytes = 1024 + 2 * query_bytes + 2 * stages * ring_bytes + out_bytes + barrier_bytes;
+  static constexpr std::size_t shared_bytes =
+      1024 + 2 * query_bytes + 2 * stages * ring_bytes + out_bytes + barrier_bytes;
 };
+
+#if PC_HAS_WGMMA
 
 template <typename T, int DP>
 __global__ void __launch_bounds__(wgmma_threads, WgmmaForwardTile<DP>::blocks_per_sm)
     wgmma_forward_kernel(const AttentionArgs<T> args, const __grid_constant__ WgmmaMaps maps) {
-#if PC_HAS_WGMMA
   using Tile = WgmmaForwardTile<DP>;
   constexpr int nt = ring_rows / 8;
   extern __shared__ unsigned char shared_memory[];
   unsigned char* const memory = aligned_shared(shared_memory);
-  const unsigned queries = shared_address(memory);                          // [2] tiles
-  const unsigned keys = queries + 2 * Tile::query_bytes;                    // [stages] tiles
-  const unsigned values = keys + Tile::stages * Tile::ring_bytes;           // [stages] tiles
+  const unsigned queries = shared_address(memory);                 // [2] tiles
+  const unsigned keys = queries + 2 * Tile::query_bytes;           // [stages] tiles
+  const unsigned values = keys + Tile::stages * Tile::ring_bytes;  // [stages] tiles
   unsigned char* const out_tiles = memory + 2 * Tile::query_bytes + 2 * Tile::stages * Tile::ring_bytes;
   const unsigned barriers = shared_address(out_tiles + Tile::out_bytes);
   const Ring<2> query_ring{barriers, barriers + 16};
@@ -101,27 +106,72 @@ __global__ void __launch_bounds__(wgmma_threads, WgmmaForwardTile<DP>::blocks_pe
     OnlineSoftmax<DP, 1> softmax;
     float out[1][DP / 8][4] = {};
     query_ring.wait_full(work_use);
-    for (int tile = 0; tile < num_key_tiles(first); ++tile, ++use) {
+    // The tiles that this warpgroup's queries see; the products of one run beside the softmax of the next.
+    const int num_tiles = num_key_tiles(first);
+    const int num_own = args.causal ? min(num_tiles, group_first / ring_rows + 1) : num_tiles;
+    float scores[1][nt][4];
+    unsigned weights[nt / 2][4];
+    float rescale[1][2];
+    const auto score = [&](int at) {
+      multiply_panels<T, DP, block_rows, ring_rows>(
+          group_queries, keys + static_cast<unsigned>(key_ring.stage(at) * Tile::ring_bytes), scores[0]);
+      commit_products();
+    };
+    const auto weigh = [&](int at) {
+      add_panels<T, DP, ring_rows>(weights, values + static_cast<unsigned>(key_ring.stage(at) * Tile::ring_bytes),
+                                   out[0]);
+      commit_products();
+    };
+    // Turns the scores of a tile into weights, when the tile before has been added to `out`.
+    const auto soften = [&](int tile) {
       const int key = tile * ring_rows;
-      const auto offset = static_cast<unsigned>(key_ring.stage(use) * Tile::ring_bytes);
-      key_ring.wait_full(use);
-      if (!args.causal || key <= group_first + group_rows - 1) {
-        float scores[1][nt][4];
-        begin_products();
-        multiply_panels<T, DP, block_rows, ring_rows>(group_queries, keys + offset, scores[0]);
-        commit_products();
-        wait_for_products<0>();
-        if (key + ring_rows > args.sequence || (args.causal && key + ring_rows - 1 > warp_first)) {
-          mask_scores(scores, warp_first + lane_index() / 4, key + lane_index() % 4 * 2, args.sequence, args.causal);
-        }
-        softmax.add(scores, args.scale_log2, out);
-        unsigned weights[nt / 2][4];
-        pack_left<T>(scores[0], weights);
-        begin_products();
-        add_panels<T, DP, ring_rows>(weights, values + offset, out[0]);
-        commit_products();
-        wait_for_products<0>();
+      if (key + ring_rows > args.sequence || (args.causal && key + ring_rows - 1 > warp_first)) {
+        mask_scores(scores, warp_first + lane_index() / 4, key + lane_index() % 4 * 2, args.sequence, args.causal);
       }
+      softmax.add_scores(scores, args.scale_log2, rescale);
+      if constexpr (Tile::overlaps_tiles) {
+        wait_for_products<0>();
+        if (tile > 0) key_ring.release(use - 1);
+      }
+      softmax.scale_out(rescale, out);
+      pack_left<T>(scores[0], weights);
+    };
+    int tile = 0;
+    if constexpr (Tile::overlaps_tiles) {
+      key_ring.wait_full(use);
+      begin_products();
+      score(use);
+      wait_for_products<0>();
+      for (; tile + 1 < num_own; ++tile, ++use) {
+        soften(tile);
+        key_ring.wait_full(use + 1);
+        begin_products();
+        score(use + 1);
+        begin_products();
+        weigh(use);
+        wait_for_products<1>();
+      }
+      soften(tile);
+      begin_products();
+      weigh(use);
+      wait_for_products<0>();
+      key_ring.release(use++);
+      ++tile;
+    } else {
+      for (; tile < num_own; ++tile, ++use) {
+        key_ring.wait_full(use);
+        begin_products();
+        score(use);
+        wait_for_products<0>();
+        soften(tile);
+        begin_products();
+        weigh(use);
+        wait_for_products<0>();
+        key_ring.release(use);
+      }
+    }
+    for (; tile < num_tiles; ++tile, ++use) {
+      key_ring.wait_full(use);
       key_ring.release(use);
     }
     query_ring.release(work_use);
@@ -136,12 +186,19 @@ __global__ void __launch_bounds__(wgmma_threads, WgmmaForwardTile<DP>::blocks_pe
         args.lse_out[head.stat + row] = softmax.highest[0][half] * args.scale + logf(sum);
       }
     }
-    store_rows<T, DP>(out, factor, warp_out, args.y + head.output + static_cast<std::int64_t>(warp_first) * args.y_elems,
-                      args.y_elems, args.sequence - warp_first, args.head_dim, true);
+    store_rows<T, DP>(out, factor, warp_out,
+                      args.y + head.output + static_cast<std::int64_t>(warp_first) * args.y_elems, args.y_elems,
+                      args.sequence - warp_first, args.head_dim, true);
   }
-#else
-  __trap();
-#endif
 }
+
+#else
+
+template <typename T, int DP>
+__global__ void wgmma_forward_kernel(const AttentionArgs<T>, const __grid_constant__ WgmmaMaps) {
+  __trap();
+}
+
+#endif  // PC_HAS_WGMMA
 
 }  // namespace potato::cuda
