@@ -165,6 +165,7 @@ WrittenPiece ShardWriter::write_alone(const PlannedPiece& piece, const TensorVie
     const char* part = static_cast<const char*>(values.data) + row * row_bytes;
     hash.add(part, num_rows * row_bytes);
     PC_H5(H5Dwrite(dataset.get(), memory_type(values.dtype), in_memory.get(), in_file.get(), H5P_DEFAULT, part));
+    if (options_.on_progress) options_.on_progress();
     if (writeback_.is_open()) {
       sync_file_range(writeback_.get(), static_cast<off64_t>(offset) + row * row_bytes, num_rows * row_bytes,
                       SYNC_FILE_RANGE_WRITE);
@@ -195,6 +196,7 @@ std::vector<WrittenPiece> ShardWriter::write_together(const std::vector<TensorVi
         }
         PC_H5(H5Dwrite(dataset.get(), memory_type(piece.tensor.dtype), in_memory.get(), in_file.get(), transfer.get(),
                        is_own ? values[i].data : nullptr));
+        if (options_.on_progress) options_.on_progress();
         if (is_own) written.push_back({-1, xxh3(values[i].data, values[i].num_bytes())});
       } catch (...) {
         if (!failure) failure = std::current_exception();

@@ -17,7 +17,7 @@ namespace potato {
 
 namespace {
 
-SaveOptions save_options(const Config& config, const CheckpointFile& file) {
+SaveOptions save_options(const Config& config, const CheckpointFile& file, FlightRecorder* recorder) {
   const CheckpointConfig& checkpoint = config.checkpoint;
   SaveOptions options;
   options.file = file.file;
@@ -30,6 +30,8 @@ SaveOptions save_options(const Config& config, const CheckpointFile& file) {
   options.keep_last = checkpoint.keep_last;
   options.keep_every = checkpoint.keep_every;
   options.debug_delay_ms = config.run.debug_slow_save_ms;
+  // A large save takes longer than comm.timeout_s, and is no hang.
+  if (recorder != nullptr) options.on_progress = [recorder] { recorder->progress(); };
   return options;
 }
 
@@ -68,13 +70,13 @@ void restore_scaler(LossScaler& scaler, const CheckpointInfo& info, const std::s
 
 Checkpoints::Checkpoints(const Config& config, const HostGroup& world, const CheckpointFile& file,
                          std::function<void(const std::string&)> print,
-                         std::function<void(std::exception_ptr)> on_fatal)
+                         std::function<void(std::exception_ptr)> on_fatal, FlightRecorder* recorder)
     : config_(config),
       world_(world),
       folder_(config.run.dir + "/checkpoints"),
       print_(std::move(print)),
       on_fatal_(std::move(on_fatal)),
-      saver_(folder_, world, save_options(config, file)) {}
+      saver_(folder_, world, save_options(config, file, recorder)) {}
 
 Checkpoints::~Checkpoints() {
   if (in_background_.valid()) in_background_.wait();

@@ -74,7 +74,7 @@ Trainer::Trainer(const Config& config, const HostGroup& world, RunContext run)
   };
   checkpoints_ = std::make_unique<Checkpoints>(
       config_, world_, checkpoint_file(config_.checkpoint.files, topology_.host_of_rank, world_.rank()), print,
-      run_.on_fatal);
+      run_.on_fatal, recorder_.get());
   stragglers_ = std::make_unique<Stragglers>(config_, world_, shape_, topology_.host_of_rank);
   progress_ = checkpoints_->resume(*engine_, checkpoint_info());
   world_.run_agreed([&] { reporter_ = std::make_unique<Reporter>(config_, prints, progress_.step); });

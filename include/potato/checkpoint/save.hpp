@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -26,7 +27,8 @@ struct SaveOptions {
   // a multiple of keep_every (0: none by that).
   std::int64_t keep_last = 0;
   std::int64_t keep_every = 0;
-  std::int64_t debug_delay_ms = 0;  // tests: a pause between the phases of a save
+  std::int64_t debug_delay_ms = 0;    // tests: a pause between the phases of a save
+  std::function<void()> on_progress;  // called now and then while data are written, by the thread that saves
 };
 
 // Writes checkpoints into one folder. Owns communicators of its own, so that one may be used by a background thread;

@@ -25,9 +25,11 @@ struct Progress {
 
 class Checkpoints {
  public:
-  // `print` gets lines for people, on rank 0 only. Collective over `world`, which must outlive this.
+  // `print` gets lines for people, on rank 0 only; `recorder` (may be null) learns that a save goes on. Collective over
+  // `world`, which must outlive this.
   Checkpoints(const Config& config, const HostGroup& world, const CheckpointFile& file,
-              std::function<void(const std::string&)> print, std::function<void(std::exception_ptr)> on_fatal);
+              std::function<void(const std::string&)> print, std::function<void(std::exception_ptr)> on_fatal,
+              FlightRecorder* recorder);
   ~Checkpoints();  // waits for a save in the background
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
