@@ -157,7 +157,7 @@ std::string as_bytes(const std::vector<WrittenPiece>& written) {
 
 std::vector<WrittenPiece> from_bytes(const std::string& bytes) {
   std::vector<WrittenPiece> written(bytes.size() / sizeof(WrittenPiece));
-  std::memcpy(written.data(), bytes.data(), written.size() * sizeof(WrittenPiece));
+  if (!written.empty()) std::memcpy(written.data(), bytes.data(), written.size() * sizeof(WrittenPiece));
   return written;
 }
 
